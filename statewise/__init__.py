@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from statewise.models.moe import MoEConfig as MoEConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
+    from statewise.models.shared_transformer import SharedTransformerConfig as SharedTransformerConfig
     from statewise.models.through_time import backward_in_pieces as backward_in_pieces
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional

@@ -319,6 +319,13 @@ MIXERS: dict[str, sw.MixerConfig] = {
         input_scales=(0.5, 2.0),
         output_scales=(1.5, 0.25),
     ),
+    "Mamba-2 behind a Transformer": sw.SharedTransformerConfig(
+        mixer=sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
+        attention=sw.AttentionConfig(n_heads=2, d_head=6),
+        mlp=sw.MLPConfig(expand=2, gated=True),
+        d_adapter=3,
+        attention_adapters=True,
+    ),
     "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
     "S4": sw.S4Config(d_state=4),
     "S4D": sw.S4DConfig(d_state=4),

@@ -23,7 +23,6 @@ from statewise.kernels.batching import nothing_read
 from statewise.kernels.gpu.graphs import record
 from statewise.mixers.attention import Attention
 from statewise.mixers.kalman import Kalman
-from statewise.mixers.parallel import parts_of
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.precision import full_precision
 
@@ -193,7 +192,7 @@ class StaticRun:
 def why_not_recorded(model: LanguageModel) -> str | None:
     """Why a step of this model cannot be recorded as a graph, in one line; None if it can."""
     for i, block in enumerate(model.blocks):
-        if any(isinstance(mixer, Kalman) for mixer in parts_of(block.mixer)):
+        if any(isinstance(mixer, Kalman) for mixer in block.mixer.parts()):
             return f"layer {i} is a Kalman, whose step looks at its numbers"
     return None
 
@@ -201,7 +200,7 @@ def why_not_recorded(model: LanguageModel) -> str | None:
 def _limits(model: LanguageModel) -> tuple[int, ...]:
     """How many vectors there are of the model's positions, and of each layer's."""
     found = [model.config.max_positions]
-    mixers = [mixer for block in model.blocks for mixer in parts_of(block.mixer)]
+    mixers = [mixer for block in model.blocks for mixer in block.mixer.parts()]
     found += [mixer.config.max_positions for mixer in mixers if isinstance(mixer, Attention)]
     return tuple(limit for limit in found if limit is not None)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.mixers.attention import Attention
-from statewise.mixers.parallel import parts_of
 from statewise.mixers.attention_state import AttentionState, Context, Dropout, copy_with_room
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.operators.state_shape import StandIn
@@ -73,7 +72,7 @@ def copied_with_room(model: LanguageModel, state: LanguageModelState) -> Languag
     device."""
     layers = []
     for block, layer in zip(model.blocks, state.layers):
-        mixer = next((part for part in parts_of(block.mixer) if isinstance(part, Attention)), None)
+        mixer = next((part for part in block.mixer.parts() if isinstance(part, Attention)), None)
         window = None if mixer is None else mixer.config.window
 
         def convert(part: Any, window: int | None = window) -> Any:

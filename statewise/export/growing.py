@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.mixers.attention import Attention
-from statewise.mixers.parallel import parts_of
 from statewise.mixers.attention_state import AttentionState, Context, Dropout
 from statewise.models.encoder import SequenceModel
 from statewise.models.language_model import LanguageModel
@@ -65,7 +64,7 @@ def exported_rest(model: LanguageModel | SequenceModel, batch: int, device: Any 
     state = as_exported(model.initial_state(batch, device=device))
     layers = []
     for block, layer in zip(model.blocks, state.layers):
-        mixer = next((part for part in parts_of(block.mixer) if isinstance(part, Attention)), None)
+        mixer = next((part for part in block.mixer.parts() if isinstance(part, Attention)), None)
         window = None if mixer is None else mixer.config.window
         layers.append(layer if window is None else _map(partial(_slots, n=max(window - 1, 1)), layer, GrowingState))
     return state._replace(layers=tuple(layers))

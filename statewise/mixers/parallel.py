@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from statewise.configuration.types import Finite
-from statewise.mixers.base import Mixer, MixerConfig, shared_copy
+from statewise.mixers.base import Mixer, MixerConfig, frozen_inside
 from statewise.operators.masks import Masks
 
 
@@ -80,13 +80,11 @@ class ParallelMixers(Mixer):
     def with_room(self, state: ParallelState, length: int) -> ParallelState:
         return ParallelState(self.first.with_room(state.first, length), self.second.with_room(state.second, length))
 
+    def parts(self) -> tuple[Mixer, ...]:
+        return (*self.first.parts(), *self.second.parts())
+
     def freeze(self) -> Mixer:
-        first, second = self.first.freeze(), self.second.freeze()
-        if first is self.first and second is self.second:
-            return self
-        frozen = shared_copy(self)
-        frozen.first, frozen.second, frozen.is_frozen = first, second, True
-        return frozen.eval()
+        return frozen_inside(self, "first", "second")
 
     def mix(self, x: Tensor, state: ParallelState | None, masks: Masks) -> tuple[Tensor, ParallelState | None]:
         (a, b), (c, d) = self.config.input_scales, self.config.output_scales
@@ -94,11 +92,6 @@ class ParallelMixers(Mixer):
         y, first = self.first(_times(x, a), states[0], masks=masks)
         z, second = self.second(_times(x, b), states[1], masks=masks)
         return _times(y, c) + _times(z, d), None if state is None else ParallelState(first, second)
-
-
-def parts_of(mixer: Mixer) -> tuple[Mixer, ...]:
-    """The mixer, or those that lie side by side in it."""
-    return (*parts_of(mixer.first), *parts_of(mixer.second)) if isinstance(mixer, ParallelMixers) else (mixer,)
 
 
 def _times(x: Tensor, scale: float) -> Tensor:

@@ -97,8 +97,12 @@ class Block(Layer):
     def __init__(self, d_model: int, config: BlockConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
-        self.mixer_norm = None if config.mixer is None else build_any_norm(config.norm, d_model, config.norm_eps)
-        self.mixer = NoMixer(d_model) if config.mixer is None else config.mixer.build(d_model)
+        mixer = NoMixer(d_model) if config.mixer is None else config.mixer.build(d_model)
+        if mixer.has_norm and config.placement != "pre":
+            raise ConfigError(f'{type(config.mixer).__name__} norms what it reads; use BlockConfig.placement="pre"')
+        plain = config.mixer is None or mixer.has_norm
+        self.mixer_norm = None if plain else build_any_norm(config.norm, d_model, config.norm_eps)
+        self.mixer = mixer
         self.mlp_norm = None if config.mlp is None else build_any_norm(config.norm, d_model, config.norm_eps)
         self.mlp: MLP | MoE | None = None if config.mlp is None else config.mlp.build(d_model)
         self.dropout = build_dropout(config.dropout, tied=config.tied_dropout)
@@ -117,7 +121,7 @@ class Block(Layer):
         return self.mixer.initial_state(batch, device=device, dtype=dtype)
 
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        if self.mixer_norm is None:
+        if isinstance(self.mixer, NoMixer):
             _, state = self.mixer(x, state, masks=masks)  # which looks at the state
             assert self.mlp is not None
             assert self.mlp_norm is not None
@@ -130,18 +134,18 @@ class Block(Layer):
             x = self._leave(x, self.mlp(self._enter(self.mlp_norm, read, masks)), self.mlp_norm, masks)
         return x, state
 
-    def _enter(self, norm: nn.Module, x: Tensor, masks: Masks) -> Tensor:
+    def _enter(self, norm: nn.Module | None, x: Tensor, masks: Masks) -> Tensor:
         """What a branch reads of the residual stream."""
-        return x if self.config.placement in ("post", "after") else apply_norm(norm, x, masks)
+        return x if norm is None or self.config.placement in ("post", "after") else apply_norm(norm, x, masks)
 
-    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module, masks: Masks) -> Tensor:
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module | None, masks: Masks) -> Tensor:
         """The residual stream with what a branch made."""
-        if self.config.placement == "after":
+        if norm is not None and self.config.placement == "after":
             y = apply_norm(norm, y, masks)
         if self.config.branch_scale != 1.0:
             y = y * self.config.branch_scale
         x = x + self.dropout(y)
-        return apply_norm(norm, x, masks) if self.config.placement == "post" else x
+        return apply_norm(norm, x, masks) if norm is not None and self.config.placement == "post" else x
 
 
 def apply_norm(norm: nn.Module, x: Tensor, masks: Masks) -> Tensor:

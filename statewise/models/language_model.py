@@ -16,6 +16,7 @@ from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
+from statewise.models.shared_transformer import share_weights
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -102,6 +103,7 @@ class LanguageModel(Model):
             self.positions = LearnedPositions(config.max_positions, d_model, offset=config.position_offset)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(block.build(d_model) for block in config.blocks)
+        share_weights(block.mixer for block in self.blocks)
         for i, block in enumerate(self.blocks):
             if not block.mixer.is_causal:
                 raise ConfigError(
@@ -169,6 +171,8 @@ class LanguageModel(Model):
         tokens = mask_time(tokens, masks.valid)  # padding may hold anything, also ids that the embedding does not have
         self._check_ids(tokens)
         x = self.embedding_dropout(self._embed(tokens, state, masks))
+        if any(block.mixer.reads_embedding for block in self.blocks):
+            masks = masks._replace(embedded=x)
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]

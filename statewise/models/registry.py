@@ -40,6 +40,7 @@ from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
+from statewise.models.shared_transformer import SharedTransformerConfig
 from statewise.models.structural import StructuralForecasterConfig
 
 # A new family of mixers, or a new kind of model, is one line here. Who has a class of their own adds it before a file
@@ -79,6 +80,7 @@ CONFIG_TYPES: dict[str, type] = {
     "S5Config": S5Config,
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
+    "SharedTransformerConfig": SharedTransformerConfig,
     "StructuralForecasterConfig": StructuralForecasterConfig,
     "StructuredMaskedAttentionConfig": StructuredMaskedAttentionConfig,
     "TCNConfig": TCNConfig,

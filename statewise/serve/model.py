@@ -17,7 +17,6 @@ from statewise.generation.prompt import encode_prompt
 from statewise.generation.reading import nothing_read
 from statewise.generation.stopping import end_tokens
 from statewise.mixers.attention import Attention
-from statewise.mixers.parallel import parts_of
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
 from statewise.serve.rows import DecoderRows, ModelRows, Rows
@@ -89,7 +88,7 @@ class ServedModel:
         limits += [
             mixer.config.max_positions
             for block in self.model.blocks
-            for mixer in parts_of(block.mixer)
+            for mixer in block.mixer.parts()
             if isinstance(mixer, Attention)
         ]
         return min((limit for limit in limits if limit is not None), default=None)

@@ -1,4 +1,4 @@
-"""Bamba, Granite 4, Falcon-H1, Nemotron-H and Jamba as transformers saves them."""
+"""Bamba, Granite 4, Falcon-H1, Nemotron-H, Jamba and Zamba2 as transformers saves them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ NEMOTRON: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_att
 NEMOTRON |= {"num_key_value_heads": 2, "mamba_num_heads": 6, "mamba_head_dim": 5, "ssm_state_size": 7, "n_groups": 3}
 NEMOTRON |= {"layers_block_type": ["linear_attention", "mlp", "full_attention"], "moe_intermediate_size": 13}
 NEMOTRON |= {"moe_shared_expert_intermediate_size": 19, "chunk_size": 8}
+ZAMBA: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_attention_heads": 6, "adapter_rank": 5}
+ZAMBA |= {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4}
+ZAMBA |= {"mamba_d_state": 7, "n_mamba_heads": 6, "chunk_size": 8}
 JAMBA: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 4, "num_attention_heads": 6}
 JAMBA |= {
     "num_key_value_heads": 2,
@@ -83,6 +86,24 @@ MODELS: dict[str, Case] = {
         | {"layers_block_type": ["moe", "linear_attention", "mlp", "full_attention"], "n_routed_experts": 5}
         | {"moe_latent_size": 11, "mlp_bias": True, "use_bias": True, "use_conv_bias": False, "norm_topk_prob": False}
         | {"mlp_hidden_act": "silu", "time_step_min": 0.05, "n_groups": 1},
+    ),
+    "zamba": ("zamba2", ZAMBA),
+    "zamba, adapters": (
+        "zamba2",
+        ZAMBA
+        | {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 3}
+        | {"layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"]},
+    ),
+    "zamba, options": (
+        "zamba2",
+        ZAMBA
+        | {"add_bias_linear": True, "hidden_act": "silu", "time_step_min": 0.02}
+        | {
+            "num_hidden_layers": 3,
+            "adapter_rank": 1,
+            "mamba_expand": 3,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        },
     ),
     "jamba": ("jamba", JAMBA),
     "jamba, dense": ("jamba", JAMBA | {"num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 0}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import MIXERS
 from laws import check_mixer_laws
 
 import statewise as sw
@@ -119,12 +120,11 @@ def test_a_model_keeps_the_laws(name: str, mixer: sw.MixerConfig | None) -> None
     torch.testing.assert_close(packed[5:], model(tokens[:1, 5:])[0][0])
 
 
-def test_parallel_mixers_keep_the_laws() -> None:
-    from families import MIXERS
-
-    mixer = MIXERS["Mamba-2 beside attention"].build(8)
+@pytest.mark.parametrize("name", ["Mamba-2 beside attention", "Mamba-2 behind a Transformer"])
+def test_mixers_that_hold_mixers_keep_the_laws(name: str) -> None:
+    mixer = MIXERS[name].build(8)
     assert isinstance(mixer, Mixer)
-    check_mixer_laws(mixer, length=11, visible=lambda state: state.second)
+    check_mixer_laws(mixer, length=11, visible=lambda state: state[1])
 
 
 def test_every_parameter_is_in_a_group_of_the_optimiser() -> None:

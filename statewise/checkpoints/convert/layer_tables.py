@@ -31,7 +31,7 @@ def together(*parts: Tensor) -> Tensor:
 
 
 def separate_attention(
-    config: AttentionConfig, theirs: str, ours: str, d_model: int, *, output: str = "o_proj"
+    config: AttentionConfig, theirs: str, ours: str, d_model: int, *, output: str = "o_proj", into: str = "in_proj"
 ) -> list[Entry]:
     """A map for each of queries, keys and values."""
     d_head = config.head_width(d_model)
@@ -40,7 +40,7 @@ def separate_attention(
     table = affine(f"{theirs}{output}", f"{ours}out_proj", bias=output_bias(config))
     for part in ("weight", "bias")[: 1 + config.bias]:
         split = tuple(f"{theirs}{letter}_proj.{part}" for letter in "qkv")
-        table.append(Entry(split, (f"{ours}in_proj.{part}",), together, lambda stacked: stacked.split(sizes)))
+        table.append(Entry(split, (f"{ours}{into}.{part}",), together, lambda stacked: stacked.split(sizes)))
     return table
 
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.attention import Attention
-from statewise.mixers.no_mixer import NoMixer
-from statewise.mixers.parallel import ParallelMixers
 from statewise.mixers.base import Mixer
+from statewise.mixers.no_mixer import NoMixer
 from statewise.models.base import Model
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.encoder import SequenceModel, SequenceState
@@ -229,9 +228,9 @@ def _check(model: Any) -> None:
     for i, block in enumerate(model.blocks):
         if not block.mixer.is_causal:
             raise ConfigError(_both_directions(f"layers[{i}]"))
-        if isinstance(block.mixer, (NoMixer, ParallelMixers)):
+        if isinstance(block.mixer, NoMixer) or block.mixer.parts() != (block.mixer,):
             raise ConfigError(
-                f"layers[{i}] has no mixer, or two side by side, whose states no rank hands on; train it with "
+                f"layers[{i}] has no mixer, or more than one, whose states no rank hands on; train it with "
                 "train.parallel.sequence=1"
             )
         if block.mixer.reads_memory:

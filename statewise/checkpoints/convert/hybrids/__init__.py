@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, str] = {
     "falcon_h1": "falcon_h1",
     "nemotron_h": "nemotron_h",
     "jamba": "jamba",
+    "zamba2": "zamba2",
 }
 
 

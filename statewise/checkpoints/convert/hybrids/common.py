@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,15 @@ def dt_limit(theirs: str = "time_step_limit") -> Field:
         return NO_LIMIT if value is None else interval({theirs: value}, theirs, NO_LIMIT, WHERE)
 
     return Field(theirs, None, into, lambda value, within, d_model: bounded(theirs, value).get(theirs, UNSAID))
+
+
+def least_dt() -> Field:
+    """The least step size, of models that have no largest."""
+
+    def into(value: Any, given: Config) -> tuple[float, float]:
+        return number({"time_step_min": value}, "time_step_min", 0.001, WHERE), math.inf
+
+    return Field("time_step_min", 0.001, into, lambda value, within, d_model: value[0])
 
 
 def granite_mamba2(*, n_heads: int = 128, d_state: int = 256, eps: float = 1e-5) -> dict[str, Field | Part]:

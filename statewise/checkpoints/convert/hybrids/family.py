@@ -133,6 +133,7 @@ class Family:
     kinds:      (their config) -> which of ``blocks`` each layer is    kinds_back: the way back, as fields of theirs
     required:   theirs -> the only value that is supported, where a file has the field
     written:    further fields of theirs that are always written
+    between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
     constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
     """
 
@@ -152,6 +153,7 @@ class Family:
     written: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
     layers_field: str = "num_hidden_layers"
+    between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
 
     @property
     def where(self) -> str:
@@ -205,7 +207,7 @@ class Family:
         table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
         for i, block in enumerate(config.blocks):
             table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model)
-        return table
+        return table + self.between(config, f"{prefix}{self.layers}.")
 
     def layer_entries(self, block: BlockConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         """The table of one layer."""

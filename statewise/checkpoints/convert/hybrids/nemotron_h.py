@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from statewise.checkpoints.convert.fields import number, wrong
+from statewise.checkpoints.convert.fields import wrong
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden, layer_types
+from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden, layer_types, least_dt
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import mamba2, plain_mlp, separate_attention, single_experts
 from statewise.mixers.attention import AttentionConfig
@@ -18,12 +17,6 @@ from statewise.models.moe import MoEConfig
 
 EPS = Field("layer_norm_epsilon", 1e-5)
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-LEAST_DT = Field(  # which no config of theirs bounds from above
-    "time_step_min",
-    0.001,
-    lambda value, given: (number({"time_step_min": value}, "time_step_min", 0.001, "nemotron_h"), math.inf),
-    lambda value, within, d_model: value[0],
-)
 MAMBA = {
     "n_heads": Field("mamba_num_heads", 128),
     "d_head": Field("mamba_head_dim", 64),
@@ -32,13 +25,17 @@ MAMBA = {
     "n_taps": Field("conv_kernel", 4),
     "convolution_bias": Field("use_conv_bias", True),
     "bias": Field("use_bias", False),
-    "dt_limit": LEAST_DT,
+    "dt_limit": least_dt(),
     "norm_eps": EPS,
 }
 ATTENTION = gqa_attention(32, 8, bias=None) | {"d_head": Field("head_dim", 128)}
 BIAS = Field("mlp_bias", False)
 ACTIVATION = activation("mlp_hidden_act", "relu2")
-SHARED: dict[str, Field | Part] = {"expand": hidden("moe_shared_expert_intermediate_size", 7688), "activation": ACTIVATION, "bias": BIAS}
+SHARED: dict[str, Field | Part] = {
+    "expand": hidden("moe_shared_expert_intermediate_size", 7688),
+    "activation": ACTIVATION,
+    "bias": BIAS,
+}
 LATENT_BIAS = Field(
     "mlp_bias",
     False,
