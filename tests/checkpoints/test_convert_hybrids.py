@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
-from hybrid_cases import CHECKS, Case
+import torch
+from hybrid_cases import CHECKS, Case, saved
+from safetensors.torch import load_file
+
+import statewise as sw
+from statewise.checkpoints.convert import load_layer, save_as
+from statewise.decoding import refusal
+from statewise.errors import CheckpointError
 
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 5, "mamba_chunk_size": 8}
 SMALL: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 6}
@@ -126,3 +135,131 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_as_transformers_has_it(name: str, check: str, folder: Path) -> None:
     CHECKS[check](MODELS[name], folder)
+
+
+ROWS = {  # of the table in docs/checkpoints.md: the cases that it speaks of
+    "`bamba`": ("bamba", "bamba, no attention", "bamba, options"),
+    "`granitemoehybrid`, with experts or dense (Granite 4)": ("granite", "granite, dense", "granite, options"),
+    "`falcon_h1`": ("falcon", "falcon, multipliers", "falcon, options"),
+    "`nemotron_h`, with experts or without": ("nemotron", "nemotron, experts", "nemotron, options"),
+    "`jamba`, with experts": ("jamba", "jamba, options"),
+    "`jamba`, dense": ("jamba, dense",),
+    "`zamba2`": ("zamba", "zamba, adapters", "zamba, options"),
+}
+
+
+def table() -> dict[str, list[str]]:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text("utf-8")
+    section = page.partition("## Hybrids of transformers\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_table_of_the_page(row: str, folder: Path) -> None:
+    """Read and written are what the checks above show; a step in C is asked for."""
+    read, written, step = table()[row]
+    assert (read, written) == ("yes", "yes")
+    for name in ROWS[row]:
+        assert (refusal(sw.load(saved(MODELS[name], folder))) is None) == (step == "yes"), name
+
+
+def test_the_table_of_the_page_is_whole() -> None:
+    assert table().keys() == ROWS.keys()
+    assert {name for names in ROWS.values() for name in names} == MODELS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("zamba")])
+@torch.no_grad()
+def test_a_layer_by_itself(name: str, folder: Path) -> None:
+    path = saved(MODELS[name], folder)
+    whole, config = sw.load(path), json.loads((path / "config.json").read_text())
+    published, x = load_file(path / "model.safetensors"), torch.randn(2, 9, whole.config.d_model)
+    for i, block in enumerate(whole.blocks):
+        prefix = f"{'backbone' if 'nemotron' in name else 'model'}.layers.{i}."
+        one = {key.removeprefix(prefix): tensor for key, tensor in published.items() if key.startswith(prefix)}
+        assert load_layer(config, one, layer=i)(x)[0].equal(block(x)[0])
+
+
+def test_which_layer_is_refused(folder: Path) -> None:
+    config = json.loads((saved(MODELS["bamba"], folder) / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="layer=3 of a model with 3 layers"):
+        load_layer(config, {}, layer=3)
+    with pytest.raises(CheckpointError, match=r"input_layernorm.weight is missing"):
+        load_layer(config, {}, layer=0)
+    with pytest.raises(CheckpointError, match="model_type='gpt2'"):
+        load_layer({"model_type": "gpt2"}, {}, layer=0)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "quantised": ("bamba", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    "activation": ("bamba", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    "scaled positions": ("bamba", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn'"),
+    "layers": ("granite", {"layer_types": ["linear_attention", "pooling", "pooling"]}, "a layer of kind 'pooling moe'"),
+    "sizes": ("bamba", {"mamba_d_state": 0}, "mamba_d_state=0 is out of range"),
+    "more layers": ("bamba", {"num_hidden_layers": 9}, "num_hidden_layers=9, but there are tensors for 3 layers"),
+    "experts": ("granite", {"num_local_experts": 5}, r"experts.in_proj of shape \(4, 74, 24\), expected \(5, 74, 24\)"),
+    "pattern": (
+        "nemotron",
+        {"layers_block_type": None, "hybrid_override_pattern": "MX"},
+        "hybrid_override_pattern='MX'",
+    ),
+    "untied": ("zamba", {"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
+    "multipliers": ("falcon", {"ssm_multipliers": [1.0, 2.0]}, r"ssm_multipliers=\[1.0, 2.0\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, folder: Path, tmp_path: Path) -> None:
+    name, fields, message = REFUSED[case]
+    path = saved(MODELS[name], folder)
+    config = json.loads((path / "config.json").read_text()) | fields
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=message) as error:
+        sw.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+MAMBA2 = sw.Mamba2Config(d_state=4, d_head=4)
+GATED = sw.MLPConfig(expand=2, activation="silu", gated=True, bias=False)
+UNWRITTEN: dict[str, tuple[dict[str, Any], str]] = {
+    "two widths": (
+        {
+            "layers": (
+                sw.BlockConfig(mixer=MAMBA2, mlp=GATED),
+                sw.BlockConfig(mixer=MAMBA2, mlp=replace(GATED, expand=3)),
+            )
+        },
+        "one intermediate_size for all layers, and this model has 16 and 24",
+    ),
+    "batch norm": (
+        {"layers": (sw.BlockConfig(mixer=MAMBA2, mlp=GATED, norm="layer"),)},
+        "layers.0.norm is 'rms' there",
+    ),
+    "some experts": (
+        {"layers": tuple(sw.BlockConfig(mixer=MAMBA2, mlp=m) for m in (GATED, sw.MoEConfig(n_experts=4, n_active=2)))},
+        "no layer of",
+    ),
+    "MLPs alone": ({"layers": (sw.BlockConfig(mixer=None, mlp=GATED),)}, "nemotron_h does not have this model"),
+}
+
+
+@pytest.mark.parametrize("case", UNWRITTEN)
+def test_what_is_not_written(case: str, tmp_path: Path) -> None:
+    fields, message = UNWRITTEN[case]
+    model = sw.LanguageModelConfig(**({"vocab_size": 9, "d_model": 8} | fields)).build()
+    with pytest.raises(CheckpointError, match=message) as error:
+        save_as(model, tmp_path / "theirs", "transformers")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("format", ["mamba_ssm", "h3", "gguf"])
+def test_other_formats_refuse_what_they_have_no_place_for(format: str, tmp_path: Path) -> None:
+    layer = sw.BlockConfig(mixer=sw.Mamba2Config(d_state=4, d_head=4, norm=False))
+    model = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(layer,)).build()
+    with pytest.raises(CheckpointError, match="no Mamba2Config.norm"):
+        save_as(model, tmp_path / "theirs.gguf", format)

@@ -7,14 +7,18 @@ does not read are not read here either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from statewise.checkpoints.convert.entries import read_entries
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.family import Family
 from statewise.errors import CheckpointError
+from statewise.models.block import Block
 from statewise.models.language_model import LanguageModelConfig
 
 # The module of each, by their model_type. A model that several could hold is written as the first of them.
@@ -49,6 +53,32 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     family = family_of(config.get("model_type"))
     assert family is not None
     return family.read(config, tensors)
+
+
+def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
+    """One layer of a published hybrid, as a block in evaluation mode: y, state = block(x, state).
+
+    config:  the model's config.json    tensors: those of the layer, by their names behind the layer's number
+    layer:   which of the model's layers it is, counted from 0
+
+    Errors:  CheckpointError for a model that is not one of these, a layer that it does not have, and tensors that are
+             missing, left over or of a wrong shape: as the layers of Zamba2 that share a Transformer, whose weights are
+             those of several layers.
+    """
+    family = family_of(config.get("model_type"))
+    if family is None:
+        raise CheckpointError(f"load_layer reads {', '.join(FAMILIES)}; got model_type={config.get('model_type')!r}")
+    whole = family.config(config)
+    if not 0 <= layer < len(whole.layers):
+        raise CheckpointError(f"layer={layer} of a model with {len(whole.layers)} layers; they count from 0")
+    one = whole.blocks[layer]
+    block = one.build(whole.d_model)
+    expected = {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
+    table = family.layer_entries(one, "", "", whole.d_model)
+    found = read_entries(table, tensors, expected, where=f"layer {layer} of the {family.model_type} checkpoint")
+    block.to(reduce(torch.promote_types, (tensor.dtype for tensor in found.values())))
+    block.load_state_dict(found)
+    return block.eval()
 
 
 def write(config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:
