@@ -81,6 +81,7 @@ INLINE vf32 activate(int64_t kind, vf32 x) {
     if (kind == GELU) return 0.5f * x * (1.0f + erf_f32(x * 0.70710678118654752f));
     if (kind == GELU_TANH) return x * sigmoid_f32(1.5957691216057308f * (x + 0.044715f * x * x * x));
     if (kind == RELU) return select_f32(x <= 0.0f, broadcast_f32(0.0f), x);
+    if (kind == RELU2) return select_f32(x <= 0.0f, broadcast_f32(0.0f), x * x);
     if (kind == SILU) return silu_f32(x);
     return 2.0f * sigmoid_f32(2.0f * x) - 1.0f;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from statewise.decoding.instructions import Activation, ActivationKind, Convolution, Norm, NormKind, Place, Slot
@@ -13,9 +14,16 @@ from statewise.models.rms_norm import RMSNorm
 
 
 def emit_norm(
-    program: Program, norm: RMSNorm | nn.LayerNorm | BatchNorm, x: Place, y: Place, *, wait: bool = False
+    program: Program,
+    norm: RMSNorm | nn.LayerNorm | BatchNorm,
+    x: Place,
+    y: Place,
+    *,
+    wait: bool = False,
+    stream: float = 1.0,
+    scale: float = 1.0,
 ) -> Place:
-    """y = norm(x). Returns y."""
+    """y = scale norm(stream x). Returns y."""
     weight: Tensor = norm.weight
     bias: Tensor | None = None
     if isinstance(norm, RMSNorm):
@@ -24,13 +32,16 @@ def emit_norm(
         kind = NormKind.AFFINE
         weight = norm.weight.double() * (norm.running_variance.double() + norm.eps).rsqrt()
         bias = norm.bias.double() - norm.running_mean.double() * weight
+        weight = weight * stream
     else:
         kind, bias = NormKind.LAYER, norm.bias
+    if scale != 1.0:
+        weight, bias = weight.float() * scale, None if bias is None else bias.float() * scale
     instruction = Norm(
         kind=kind,
         width=weight.numel(),
         n_groups=1,
-        epsilon=float(norm.eps or 0.0),
+        epsilon=float(norm.eps or 0.0) / stream**2,  # as if x were what it is to be multiplied to
         weight=weight,
         bias=bias,
         input=x,
@@ -39,6 +50,17 @@ def emit_norm(
     )
     program.emit(instruction, wait=wait)
     return y
+
+
+def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
+    """x *= scale"""
+    if scale == 1.0:
+        return
+    weight, bias = torch.full((width,), scale), torch.zeros(width)
+    instruction = Norm(
+        kind=NormKind.AFFINE, width=width, n_groups=1, epsilon=0.0, weight=weight, bias=bias, input=x, output=x, gate=None
+    )
+    program.emit(instruction, wait=True)
 
 
 def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
