@@ -45,6 +45,12 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         H3Config(d_state=22, d_head=2, d_shift=1, bias=False),
         H3Config(d_state=4, d_head=11, method="zoh"),
     ),
+    "scaled": (
+        Block(mixer=sw.Mamba2Config(d_state=6, d_head=4, n_heads=5, norm=False), branch_scale=0.22),
+        Block(mixer=None, mlp=MLP(activation="relu2"), branch_scale=0.22),
+        Block(mixer=sw.AttentionConfig(n_heads=2, d_head=10), mlp=MLP(gated=True), norm="layer", branch_scale=0.22),
+        Block(mixer=MambaConfig(norm_dt_b_c=True, norm_weights=True), mlp=MLP(), norm="batch", branch_scale=0.22),
+    ),
     "hybrid": (
         MambaConfig(d_state=8),
         Block(mixer=sw.Mamba2Config(d_state=16, d_head=11), mlp=MLP(activation="gelu_tanh"), norm="layer"),

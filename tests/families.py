@@ -310,6 +310,7 @@ FAMILIES: dict[str, Callable[[int, int, torch.dtype, int], tuple[Operator, Tenso
 # Each builds at width 8.
 MIXERS: dict[str, sw.MixerConfig] = {
     "Mamba": sw.MambaConfig(d_state=4),
+    "Mamba, norms with weights": sw.MambaConfig(d_state=4, norm_dt_b_c=True, norm_weights=True),
     "Mamba complex": sw.MambaConfig(d_state=4, initialization="lin"),
     "Mamba-2": sw.Mamba2Config(d_state=4, d_head=4, chunk_length=4),
     "Mamba-2, multi-query": sw.Mamba2Config(d_state=4, d_head=4, head_pattern="multi_query", n_groups=2),

@@ -58,7 +58,15 @@ def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
         return
     weight, bias = torch.full((width,), scale), torch.zeros(width)
     instruction = Norm(
-        kind=NormKind.AFFINE, width=width, n_groups=1, epsilon=0.0, weight=weight, bias=bias, input=x, output=x, gate=None
+        kind=NormKind.AFFINE,
+        width=width,
+        n_groups=1,
+        epsilon=0.0,
+        weight=weight,
+        bias=bias,
+        input=x,
+        output=x,
+        gate=None,
     )
     program.emit(instruction, wait=True)
 
