@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig
     from statewise.mixers.delta_net import GatedDeltaNetConfig as GatedDeltaNetConfig
+    from statewise.mixers.gated_convolution import GatedConvolutionConfig as GatedConvolutionConfig
     from statewise.mixers.gated_linear_attention import GLAConfig as GLAConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from statewise.mixers.hippo_rnn import HiPPORNNConfig as HiPPORNNConfig
     from statewise.mixers.kalman import KalmanConfig as KalmanConfig
     from statewise.mixers.kimi_delta_attention import KDAConfig as KDAConfig
+    from statewise.mixers.latent_attention import LatentAttentionConfig as LatentAttentionConfig
     from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from statewise.mixers.mamba3 import Mamba3Config as Mamba3Config
     from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
     from statewise.mixers.mlstm import MLSTMConfig as MLSTMConfig
+    from statewise.mixers.parallel import ParallelMixersConfig as ParallelMixersConfig
     from statewise.mixers.rg_lru import RGLRUConfig as RGLRUConfig
     from statewise.mixers.rwkv7 import RWKV7Config as RWKV7Config
     from statewise.mixers.s4 import S4Config as S4Config
@@ -121,10 +124,12 @@ if TYPE_CHECKING:
     from statewise.models.language_model import LanguageModelConfig as LanguageModelConfig
     from statewise.models.language_model import LanguageModelState as LanguageModelState
     from statewise.models.mlp import MLPConfig as MLPConfig
+    from statewise.models.moe import MoEConfig as MoEConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
     from statewise.models.rewinding import RewindableState as RewindableState
     from statewise.models.rewinding import rewindable as rewindable
+    from statewise.models.shared_transformer import SharedTransformerConfig as SharedTransformerConfig
     from statewise.models.through_time import backward_in_pieces as backward_in_pieces
     from statewise.operators.base import Operator as Operator
     from statewise.operators.bidirectional import bidirectional as bidirectional

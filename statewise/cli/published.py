@@ -6,16 +6,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from statewise import native
 from statewise.checkpoints.convert.gguf_types import QUANTISATIONS, bits
 from statewise.checkpoints.convert.headers import Headers, counted, read_headers
 from statewise.cli.facts import parts
-from statewise.decoding.layers import matrices, mixer_refusal
+from statewise.decoding.layers import layer_refusal, matrices, parts_refusal
 from statewise.decoding.packing import PRECISIONS, packed_bytes
 from statewise.mixers.base import Dynamics
 from statewise.models.base import Model
+from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
 from statewise.models.registry import model_to_dict
 from statewise.models.shapes import build_shapes
@@ -47,7 +46,7 @@ def describe_published(path: Path) -> dict[str, Any]:
     blocks = iter(model.blocks)
     for part in found:
         if "mixer" in part:
-            part["step_in_c"] = step_in_c(model, next(blocks).mixer)
+            part["step_in_c"] = step_in_c(model, next(blocks))
     return record | {
         "configuration": model_to_dict(headers.config),
         "parts": found,
@@ -56,20 +55,19 @@ def describe_published(path: Path) -> dict[str, Any]:
     }
 
 
-def step_in_c(model: Model, mixer: nn.Module) -> str:
+def step_in_c(model: Model, block: Block) -> str:
     """ "yes", or why not."""
     if not isinstance(model, LanguageModel):
         return f"a {type(model).__name__} does not generate tokens"
-    return mixer_refusal(mixer) or "yes"
+    return layer_refusal(block) or "yes"
 
 
 def generates(model: Model) -> str:
     """In which way tokens are generated on a CPU, in a sentence."""
     if not isinstance(model, LanguageModel):
         return f"a {type(model).__name__} does not generate tokens"
-    for i, block in enumerate(model.blocks):
-        if (reason := mixer_refusal(block.mixer)) is not None:
-            return f"generate reads tokens by PyTorch: layers[{i}] {reason}"
+    if (reason := parts_refusal(model)) is not None:
+        return f"generate reads tokens by PyTorch: {reason}"
     if not native.available():
         return f"generate reads tokens by PyTorch: the C kernels are not available: {native.why_not()}"
     return "generate reads tokens by C: there is a step for every layer"
@@ -84,7 +82,7 @@ def memory(model: Model) -> dict[str, int]:
         "float32": 4 * sum(sizes.values()),
         "bfloat16": sum(n * (4 if i in wide else 2) for i, n in sizes.items()),
     }
-    if isinstance(model, LanguageModel) and all(mixer_refusal(block.mixer) is None for block in model.blocks):
+    if isinstance(model, LanguageModel) and parts_refusal(model) is None:
         packed = matrices(model)
         rest = 4 * (sum(sizes.values()) - sum(sizes[id(weight)] for weight in packed))
         for precision in PRECISIONS[2:]:

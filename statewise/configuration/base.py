@@ -67,9 +67,12 @@ class Config(metaclass=ConfigType):
     Traceback (most recent call last):
     statewise.errors.ConfigError: S4DConfig.d_state=0 is out of range; expected an integer of at least 1
 
+    without_type: JSON without a "type" key is of this class where it may be of several: a field took it before it
+                  took others
     former_names: names that fields had before, and their names now: {"lr": "optimizer.lr"}. JSON may still use them
     """
 
+    without_type: ClassVar[bool] = False
     former_names: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

@@ -266,8 +266,15 @@ class Nested(Kind):
 
     @property
     def is_open(self) -> bool:
-        """Whether JSON needs a ``"type"`` key: the declared classes do not settle which one it is."""
+        """Whether a ``"type"`` key may name the class: the declared classes do not settle which one it is."""
         return len(self.classes) > 1 or any(inspect.isabstract(cls) for cls in self.classes)
+
+    @property
+    def default(self) -> Any:
+        """The class that JSON without a ``"type"`` key is of, and that is written without one; None: there is none."""
+        if not self.is_open:
+            return self.classes[0]
+        return next((cls for cls in self.classes if cls.without_type), None)
 
     def takes(self, value: Any, at: Place) -> bool:
         return isinstance(value, self.classes) or (at.json and isinstance(value, Mapping))
@@ -282,7 +289,7 @@ class Nested(Kind):
         if not self.is_open and cls not in self.classes:  # it would be read as the class that is declared
             raise self.refusal(value, Place(path))
         data = value.write_fields(path)
-        return {TYPE_KEY: cls.__name__, **data} if self.is_open else data
+        return data if cls is self.default else {TYPE_KEY: cls.__name__, **data}
 
     def noun(self, json: bool) -> str:
         return " or ".join(cls.__name__ for cls in self.classes)
@@ -303,9 +310,9 @@ class Nested(Kind):
                 return candidates[name]
             found = f"{join(at.path, TYPE_KEY)}={excerpt(name)} is unknown here"
             raise ConfigError(f"{found}; {suggest(name, list(candidates), 'Known', all_by=ALL_TYPES)}")
-        if self.is_open:
+        if self.default is None:
             raise ConfigError(f'{at.path} needs a "type" that names its class; known: {", ".join(candidates)}')
-        return self.classes[0]
+        return self.default
 
 
 class Either(Kind):

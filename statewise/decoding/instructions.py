@@ -81,6 +81,9 @@ class ActivationKind(IntEnum):
     RELU = 2
     SILU = 3
     TANH = 4
+    RELU2 = 5
+    SIGMOID = 6
+    IDENTITY = 7
 
 
 # -- structs -----------------------------------------------------------------------------------------------------------
@@ -338,6 +341,15 @@ class Activation(Instruction):
     width: Count
     gated: Flag
     x: Place
+
+
+class Multiply(Instruction):
+    """x *= f(by)"""
+
+    kind: ActivationKind
+    width: Count
+    x: Place
+    by: Place
 
 
 class Advance(Instruction):

@@ -7,30 +7,44 @@ from torch import Tensor, nn
 
 from statewise.decoding.instructions import LOGITS, AddRow, Embed, Place, Slot
 from statewise.decoding.mixers import MIXERS
-from statewise.decoding.parts import emit_mlp, emit_norm
+from statewise.decoding.parts import emit_mlp, emit_norm, emit_scale
 from statewise.decoding.program import Program
-from statewise.decoding.states import StateTable
+from statewise.decoding.refused import block_refusal, model_refusal
+from statewise.decoding.states import RecurrentState, StateTable
+from statewise.mixers.no_mixer import NoMixer
 from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
+from statewise.models.mlp import MLP
 
 
-def mixer_refusal(mixer: nn.Module) -> str | None:
-    """Why a mixer has no step in C, as the end of a sentence; None if it has one."""
-    emitter = MIXERS.get(type(mixer))
+def layer_refusal(block: Block) -> str | None:
+    """Why a layer has no step in C, as the end of a sentence; None if it has one."""
+    reason = block_refusal(block.config)
+    if reason is not None or isinstance(block.mixer, NoMixer):
+        return reason
+    emitter = MIXERS.get(type(block.mixer))
     if emitter is None:
         names = ", ".join(mixer.__name__ for mixer in MIXERS)
-        return f"is a {type(mixer).__name__}, and there is a step for {names}"
-    return emitter.refusal(mixer)
+        return f"is a {type(block.mixer).__name__}, and there is a step for {names}"
+    return emitter.refusal(block.mixer)
+
+
+def parts_refusal(model: LanguageModel) -> str | None:
+    """Why a model has no step in C for what it is built of, wherever and in whatever dtype; None if it has one."""
+    reason = model_refusal(model.config)
+    if reason is not None:
+        return reason
+    reasons = ((i, layer_refusal(block)) for i, block in enumerate(model.blocks))
+    return next((f"layers[{i}] {reason}" for i, reason in reasons if reason is not None), None)
 
 
 def refusal(model: nn.Module) -> str | None:
     """Why a model has no step in C, whatever the machine; None if it has one."""
     if not isinstance(model, LanguageModel):
         return f"a {type(model).__name__} does not generate tokens"
-    for i, block in enumerate(model.blocks):
-        reason = mixer_refusal(block.mixer)
-        if reason is not None:
-            return f"layers[{i}] {reason}"
+    reason = parts_refusal(model)
+    if reason is not None:
+        return reason
     for name, parameter in model.named_parameters():
         if parameter.dtype not in (torch.float32, torch.bfloat16):
             return f"{name} is {parameter.dtype}, but the step computes in float32"
@@ -42,24 +56,30 @@ def refusal(model: nn.Module) -> str | None:
 def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable], int, Slot | None]:
     """The whole step. Returns each layer's state, how many instructions there are before the head's, and which entry of
     the table of states has the address of the model's positions, if it has a table of them."""
-    d_model = model.config.d_model
+    d_model, config = model.config.d_model, model.config
     x = program.buffer("residual", d_model)
+    # The residual stream is kept divided by what all branches are multiplied by: they then add themselves as they are
+    stream = config.blocks[0].branch_scale
     positions = None if model.positions is None else program.state(1)
     # With positions nobody waits: a thread's share of the columns is what it has embedded
     embedding, d_embedding = program.matrix(model.embedding.weight), model.embedding.embedding_dim
     if model.embedding_in is None:
-        program.emit(Embed(weight=embedding, output=x), wait=positions is None)
+        program.emit(Embed(weight=embedding, output=x), wait=positions is None or config.embedding_scale != 1.0)
     else:
         embedded = program.buffer("embedded", d_embedding)
         program.emit(Embed(weight=embedding, output=embedded), wait=True)
         program.linear(model.embedding_in.weight, None, embedded, x, wait=True)
+    if positions is not None:
+        emit_scale(program, config.embedding_scale, x, d_model)
     if model.positions is not None and positions is not None:
         table = model.positions.weight[model.positions.offset :]
         program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
-    states = [_emit_block(program, block, x) for block in model.blocks]
+    emit_scale(program, (config.embedding_scale if positions is None else 1.0) / stream, x, d_model)
+    states = [_emit_block(program, block, x, stream) for block in model.blocks]
     n_body = len(program)
     if model.norm is not None:
-        x = emit_norm(program, model.norm, x, program.buffer("normed", d_model, local=True))
+        normed = program.buffer("normed", d_model, local=True)
+        x = emit_norm(program, model.norm, x, normed, stream=stream, scale=config.logit_scale)
     if model.embedding_out is not None:
         narrow = program.buffer("embedded", d_embedding)
         program.linear(model.embedding_out.weight, None, x, narrow, wait=True)
@@ -68,19 +88,26 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
     return states, n_body, positions
 
 
-def _emit_block(program: Program, block: Block, x: Place) -> StateTable:
-    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums; or the MLP of x before the mixer."""
+def _emit_block(program: Program, block: Block, x: Place, stream: float) -> StateTable:
+    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums; or the MLP of x before the mixer; with
+    ``stream`` times x in place of x, and the branches as many times as large."""
     post = block.config.placement == "post"
     local = program.buffer("normed", block.d_model, local=True)
-    read = x if post else emit_norm(program, block.mixer_norm, x, local)
+    state: StateTable = RecurrentState(program, n_leaves=0)
     beside = None
     if block.config.placement == "parallel" and block.mlp_norm is not None:
-        beside = emit_norm(program, block.mlp_norm, x, program.buffer("beside", block.d_model, local=True))
-    state = MIXERS[type(block.mixer)].emit(program, block.mixer, read, x)
-    if post:
-        emit_norm(program, block.mixer_norm, x, x, wait=True)
+        beside = program.buffer("beside", block.d_model, local=True)
+    if block.mixer_norm is not None:
+        read = x if post else emit_norm(program, block.mixer_norm, x, local, stream=stream)
+        if beside is not None and block.mlp_norm is not None:
+            emit_norm(program, block.mlp_norm, x, beside, stream=stream)
+        state = MIXERS[type(block.mixer)].emit(program, block.mixer, read, x)
+        if post:
+            emit_norm(program, block.mixer_norm, x, x, wait=True)
     if block.mlp is not None and block.mlp_norm is not None:
-        emit_mlp(program, block.mlp, beside or (x if post else emit_norm(program, block.mlp_norm, x, local)), x)
+        assert isinstance(block.mlp, MLP)  # or refused
+        read = beside or (x if post else emit_norm(program, block.mlp_norm, x, local, stream=stream))
+        emit_mlp(program, block.mlp, read, x)
         if post:
             emit_norm(program, block.mlp_norm, x, x, wait=True)
     return state

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from statewise.decoding.instructions import Activation, ActivationKind, Convolution, Norm, NormKind, Place, Slot
 from statewise.decoding.program import Program
+from statewise.mixers.rms_norm import RMSNorm
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLP
-from statewise.models.rms_norm import RMSNorm
 
 
 def emit_norm(
-    program: Program, norm: RMSNorm | nn.LayerNorm | BatchNorm, x: Place, y: Place, *, wait: bool = False
+    program: Program,
+    norm: RMSNorm | nn.LayerNorm | BatchNorm,
+    x: Place,
+    y: Place,
+    *,
+    wait: bool = False,
+    stream: float = 1.0,
+    scale: float = 1.0,
 ) -> Place:
-    """y = norm(x). Returns y."""
+    """y = scale norm(stream x). Returns y."""
     weight: Tensor = norm.weight
     bias: Tensor | None = None
     if isinstance(norm, RMSNorm):
-        kind = NormKind.RMS
+        kind, weight = NormKind.RMS, norm.factor
     elif isinstance(norm, BatchNorm):  # in evaluation an affine map
         kind = NormKind.AFFINE
         weight = norm.weight.double() * (norm.running_variance.double() + norm.eps).rsqrt()
         bias = norm.bias.double() - norm.running_mean.double() * weight
+        weight = weight * stream
     else:
         kind, bias = NormKind.LAYER, norm.bias
+    if scale != 1.0:
+        weight, bias = weight.float() * scale, None if bias is None else bias.float() * scale
     instruction = Norm(
         kind=kind,
         width=weight.numel(),
         n_groups=1,
-        epsilon=float(norm.eps or 0.0),
+        epsilon=float(norm.eps or 0.0) / stream**2,  # as if x were what it is to be multiplied to
         weight=weight,
         bias=bias,
         input=x,
@@ -39,6 +50,25 @@ def emit_norm(
     )
     program.emit(instruction, wait=wait)
     return y
+
+
+def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
+    """x *= scale"""
+    if scale == 1.0:
+        return
+    weight, bias = torch.full((width,), scale), torch.zeros(width)
+    instruction = Norm(
+        kind=NormKind.AFFINE,
+        width=width,
+        n_groups=1,
+        epsilon=0.0,
+        weight=weight,
+        bias=bias,
+        input=x,
+        output=x,
+        gate=None,
+    )
+    program.emit(instruction, wait=True)
 
 
 def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
@@ -53,8 +83,39 @@ def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
     program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, wait=True)
 
 
-def emit_convolution(program: Program, convolution: ShortConvolution, x: Place, state: Slot) -> None:
-    """In place, SiLU included."""
-    width, n_taps = convolution.weight.shape
+def emit_normed_output(
+    program: Program,
+    x: Place,
+    out_proj: nn.Linear,
+    residual: Place,
+    *,
+    weight: Tensor,
+    eps: float,
+    n_groups: int,
+    gate: Place | None,
+) -> None:
+    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate) behind the norm."""
+    width = out_proj.in_features
+    normed = program.buffer("mixed", width, local=True)
+    norm = Norm(
+        kind=NormKind.RMS,
+        width=width,
+        n_groups=n_groups,
+        epsilon=eps,
+        weight=weight,
+        bias=None,
+        input=x,
+        output=normed,
+        gate=gate,
+    )
+    program.emit(norm)
+    program.linear(out_proj.weight, out_proj.bias, normed, residual, add=True, wait=True)
+
+
+def emit_convolution(
+    program: Program, convolution: ShortConvolution, x: Place, state: Slot, *, wait: bool = True
+) -> None:
+    """In place, SiLU included if it has that."""
+    (width, n_taps), silu = convolution.weight.shape, convolution.activation == "silu"
     taps, bias = convolution.weight.T, convolution.bias
-    program.emit(Convolution(width=width, n_taps=n_taps, taps=taps, bias=bias, x=x, state=state, silu=True), wait=True)
+    program.emit(Convolution(width=width, n_taps=n_taps, taps=taps, bias=bias, x=x, state=state, silu=silu), wait=wait)

@@ -192,7 +192,7 @@ class StaticRun:
 def why_not_recorded(model: LanguageModel) -> str | None:
     """Why a step of this model cannot be recorded as a graph, in one line; None if it can."""
     for i, block in enumerate(model.blocks):
-        if isinstance(block.mixer, Kalman):
+        if any(isinstance(mixer, Kalman) for mixer in block.mixer.parts()):
             return f"layer {i} is a Kalman, whose step looks at its numbers"
     return None
 
@@ -200,7 +200,8 @@ def why_not_recorded(model: LanguageModel) -> str | None:
 def _limits(model: LanguageModel) -> tuple[int, ...]:
     """How many vectors there are of the model's positions, and of each layer's."""
     found = [model.config.max_positions]
-    found += [block.mixer.config.max_positions for block in model.blocks if isinstance(block.mixer, Attention)]
+    mixers = [mixer for block in model.blocks for mixer in block.mixer.parts()]
+    found += [mixer.config.max_positions for mixer in mixers if isinstance(mixer, Attention)]
     return tuple(limit for limit in found if limit is not None)
 
 

@@ -72,7 +72,8 @@ def copied_with_room(model: LanguageModel, state: LanguageModelState) -> Languag
     device."""
     layers = []
     for block, layer in zip(model.blocks, state.layers):
-        window = block.mixer.config.window if isinstance(block.mixer, Attention) else None
+        mixer = next((part for part in block.mixer.parts() if isinstance(part, Attention)), None)
+        window = None if mixer is None else mixer.config.window
 
         def convert(part: Any, window: int | None = window) -> Any:
             if isinstance(part, AttentionState):

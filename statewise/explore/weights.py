@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.errors import InputError
+from statewise.checkpoints.convert.extras import refuse_extras
+from statewise.errors import CheckpointError, InputError
 from statewise.mixers.h3 import H3, H3Config
 from statewise.mixers.mamba2 import Mamba2, Mamba2Config
 from statewise.mixers.prepared import wide
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModel
+from statewise.models.moe import MoEConfig
 
 LARGEST = 2_000_000  # parameters: eleven megabytes of page, and a tenth of a second a token
 
@@ -28,6 +30,10 @@ def refusal(model: LanguageModel) -> str | None:
     config = model.config
     if config.max_positions is not None or config.d_embedding is not None or config.norm is None:
         return "it has learned positions, a narrower embedding or no last norm"
+    try:
+        refuse_extras(config, "the page")
+    except CheckpointError as error:
+        return str(error)
     for number, block in enumerate(config.blocks):
         reason = _refused_block(block)
         if reason is not None:
@@ -47,6 +53,7 @@ def _refused_block(block: BlockConfig) -> str | None:
         return f"is {type(mixer).__name__}, and the page runs Mamba-2, and H3 with d_head=1"
     if block.placement != "pre" or block.norm == "batch":
         return f"has placement={block.placement!r} and norm={block.norm!r}; the page has pre, with rms or layer"
+    assert not isinstance(mlp, MoEConfig)  # or refused
     if mlp is not None and (mlp.gated or mlp.activation != "gelu_tanh"):
         return "has an MLP other than the plain one with gelu_tanh"
     return None

@@ -64,7 +64,8 @@ def exported_rest(model: LanguageModel | SequenceModel, batch: int, device: Any 
     state = as_exported(model.initial_state(batch, device=device))
     layers = []
     for block, layer in zip(model.blocks, state.layers):
-        window = block.mixer.config.window if isinstance(block.mixer, Attention) else None
+        mixer = next((part for part in block.mixer.parts() if isinstance(part, Attention)), None)
+        window = None if mixer is None else mixer.config.window
         layers.append(layer if window is None else _map(partial(_slots, n=max(window - 1, 1)), layer, GrowingState))
     return state._replace(layers=tuple(layers))
 

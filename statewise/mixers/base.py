@@ -169,6 +169,8 @@ class Mixer(Freezable, Layer):
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
     reads_memory: bool = False  # True where the state is another sequence that was read, as cross-attention's is
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
+    has_norm: bool = False  # True where it norms what it reads, so that its block does not
+    reads_embedding: bool = False  # True where it also reads masks.embedded, what the model's embedding gave
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
 
     @abc.abstractmethod
@@ -216,6 +218,10 @@ class Mixer(Freezable, Layer):
                 f"a bidirectional {type(self).__name__} has no state: its outputs depend on inputs that are still to "
                 "come; give it whole sequences, or build it with bidirectional=False"
             )
+
+    def parts(self) -> tuple[Mixer, ...]:
+        """The mixers that lie side by side in it; of most, itself."""
+        return (self,)
 
     def with_room(self, state: Any, length: int) -> Any:
         """The same state, with memory for ``length`` more tokens if it grows with them; by default the state itself.
@@ -314,6 +320,18 @@ def shared_copy(module: ModuleT) -> ModuleT:
     for buffer in module.buffers():
         memo[id(buffer)] = buffer
     return copy.deepcopy(module, memo)
+
+
+def frozen_inside(mixer: Mixer, *names: str) -> Mixer:
+    """``Mixer.freeze`` of a mixer that holds others, by these names."""
+    frozen = {name: getattr(mixer, name).freeze() for name in names}
+    if all(made is getattr(mixer, name) for name, made in frozen.items()):
+        return mixer
+    made = shared_copy(mixer)
+    for name, inner in frozen.items():
+        setattr(made, name, inner)
+    made.is_frozen = True
+    return made.eval()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from statewise.operators.selective import METHODS, SelectiveDiagonal, SelectiveS
 from statewise.operators.state_shape import leaf
 
 INITIALIZATIONS = ("real", "lin")
+NORMED = ("dt", "B", "C")
 
 
 class MambaState(NamedTuple):
@@ -54,9 +55,11 @@ class MambaConfig(MixerConfig):
     combine:          how the two directions enter the output: their "sum", or both ("concatenate")
     norm_dt_b_c:      dt before W_dt, B and C are each divided by their root mean square, as in Falcon-Mamba, without
                       weights
+    norm_weights:     these norms multiply by weights, as in Jamba
     norm_eps:         added to the mean square
     Source:           Gu & Dao 2023, arXiv:2312.00752, sec. 3.4 and 3.6, and the Mamba module of ``mamba_ssm``; the
-                      norms: Zuo et al. 2024 (Falcon Mamba), arXiv:2410.05355, sec. 2.
+                      norms: Zuo et al. 2024 (Falcon Mamba), arXiv:2410.05355, sec. 2; Lieber et al.
+                      2024 (Jamba), arXiv:2403.19887, sec. 3.
     """
 
     d_state: Count = 16
@@ -73,9 +76,12 @@ class MambaConfig(MixerConfig):
     tied_directions: bool = True
     combine: Annotated[str, OneOf(COMBINE)] = "sum"
     norm_dt_b_c: bool = False
+    norm_weights: bool = False
     norm_eps: Positive = 1e-6
 
     def __post_init__(self) -> None:
+        if self.norm_weights and not self.norm_dt_b_c:
+            raise ConfigError("MambaConfig.norm_weights are those of norm_dt_b_c; set it, or leave them out")
         if self.is_complex and self.d_state % 2:
             raise ConfigError(
                 f"MambaConfig.d_state={self.d_state}; a complex A comes in conjugate pairs: use an even d_state"
@@ -145,6 +151,8 @@ class MambaDirection(nn.Module):
         self.convolution = ShortConvolution(d_inner, config.n_taps, bias=config.convolution_bias, activation="silu")
         self.x_proj = Linear(d_inner, sum(self.sizes), bias=False, parts=self.sizes)
         self.dt_proj = Linear(dt_rank, d_inner, bias=False)  # its bias is dynamics.dt_bias
+        sizes = zip(NORMED, self.sizes) if config.norm_weights else ()
+        self.norm_weights = nn.ParameterDict({name: torch.ones(size) for name, size in sizes})
         self.dynamics = MambaDynamics(d_inner, config)
         self.reset_direction()
 
@@ -153,6 +161,8 @@ class MambaDirection(nn.Module):
         draw_default(self.x_proj)
         bound = self.dt_proj.in_features**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        for weight in self.norm_weights.values():
+            nn.init.ones_(weight)
         self.dynamics.reset_parameters()
 
     def read(self, u: Tensor, z: Tensor, state: MambaState | None, masks: Masks) -> tuple[Tensor, MambaState | None]:
@@ -166,7 +176,7 @@ class MambaDirection(nn.Module):
         """The system that the convolved input x selects; z is its gate."""
         dt, B, C = self.x_proj(x).split(self.sizes, -1)
         if self.config.norm_dt_b_c:
-            dt, B, C = (self._normed(m) for m in (dt, B, C))
+            dt, B, C = (self._normed(name, m) for name, m in zip(NORMED, (dt, B, C)))
         if self.config.is_complex:  # the real and the imaginary part of each number side by side
             B, C = (torch.complex(*wide(m).unflatten(-1, (-1, 2)).unbind(-1)) for m in (B, C))
         return SelectiveDiagonal(
@@ -181,9 +191,10 @@ class MambaDirection(nn.Module):
             method=self.config.method,
         )
 
-    def _normed(self, m: Tensor) -> Tensor:
-        """Over the last axis, without weights, in float32 or wider."""
-        return F.rms_norm(wide(m), m.shape[-1:], eps=self.config.norm_eps).to(m.dtype)
+    def _normed(self, name: str, m: Tensor) -> Tensor:
+        """Over the last axis, in float32 or wider."""
+        weight = wide(self.norm_weights[name]) if self.config.norm_weights else None
+        return F.rms_norm(wide(m), m.shape[-1:], weight, self.config.norm_eps).to(m.dtype)
 
 
 class Mamba(MambaDirection, Mixer):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.configuration.types import Count, NonNegative, OneOf, OpenRange, Positive, PositiveRange
+from statewise.configuration.types import Count, Finite, NonNegative, OneOf, OpenRange, Positive, PositiveRange
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
@@ -35,6 +35,10 @@ class Mamba2State(NamedTuple):
 class Mamba2Config(MixerConfig):
     """Mamba-2 with its published defaults, except that a chunk has 64 steps instead of 256.
 
+    n_heads:          None: expand d_model / d_head; else the inner width is n_heads d_head, whatever ``expand`` is
+    norm:             GatedRMSNorm(y, z) behind the system; if False, y * SiLU(z), as in Falcon-H1
+    output_bias:      of the output's projection, if that differs from ``bias``
+    projection_scales: by which the parts z, x, B, C, dt of the input's projection are multiplied; None: by 1
     head_pattern:     what each head has for itself: "multi_value", as published, its input; "multi_query" its C,
                       "multi_key" its B, "multi_head" all three. ``n_groups`` groups of heads share the rest, see
                       :func:`~statewise.operators.head_patterns.heads_of`
@@ -48,9 +52,11 @@ class Mamba2Config(MixerConfig):
     d_state: Count = 128
     d_head: Count = 64
     expand: Count = 2
+    n_heads: Count | None = None
     n_groups: Count = 1
     n_taps: Count = 4
     chunk_length: Count = 64
+    norm: bool = True
     norm_before_gate: bool = False
     norm_groups: Count | None = None  # groups of the gated norm; None: as many as n_groups
     norm_eps: NonNegative = 1e-5
@@ -64,12 +70,33 @@ class Mamba2Config(MixerConfig):
     bidirectional: bool = False
     tied_directions: bool = True
     combine: Annotated[str, OneOf(COMBINE)] = "sum"
+    output_bias: bool | None = None
+    projection_scales: tuple[Finite, Finite, Finite, Finite, Finite] | None = None
 
     def __post_init__(self) -> None:
+        if not self.norm and (self.norm_before_gate or self.norm_groups is not None):
+            raise ConfigError(
+                "Mamba2Config.norm_before_gate and norm_groups are of a norm; leave them out, or norm=True"
+            )
         if not self.bidirectional and (not self.tied_directions or self.combine != "sum"):
             raise ConfigError(
                 "Mamba2Config.tied_directions and combine only matter with bidirectional=True; leave them out"
             )
+
+    def heads(self, d_model: int) -> int:
+        """How many there are.
+
+        Errors:  ConfigError if the heads' width does not divide the inner width.
+        """
+        if self.n_heads is not None:
+            return self.n_heads
+        d_inner = self.expand * d_model
+        if d_inner % self.d_head:
+            raise ConfigError(
+                f"Mamba2Config.d_head={self.d_head} does not divide expand * d_model = {d_inner}; "
+                "use a head width that does"
+            )
+        return d_inner // self.d_head
 
     def build(self, d_model: int) -> Mamba2:
         return Mamba2(d_model, self)
@@ -116,7 +143,7 @@ class Mamba2Direction(nn.Module):
         self.config, self.n_heads, self.heads = config, n_heads, heads
         d_inner = n_heads * config.d_head
         norm_groups = config.n_groups if config.norm_groups is None else config.norm_groups
-        if d_inner % norm_groups:
+        if config.norm and d_inner % norm_groups:
             raise ConfigError(f"Mamba2Config.norm_groups={norm_groups} does not divide {d_inner}; use one that does")
         d_values, d_keys, d_queries = (
             heads.values * config.d_head,
@@ -129,14 +156,17 @@ class Mamba2Direction(nn.Module):
             self.sizes[1], config.n_taps, bias=config.convolution_bias, activation="silu"
         )
         self.dynamics = Mamba2Dynamics(n_heads, config)
-        self.norm = GatedRMSNorm(
-            d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
-        )
+        self.norm = None
+        if config.norm:
+            self.norm = GatedRMSNorm(
+                d_inner, n_groups=norm_groups, norm_before_gate=config.norm_before_gate, eps=config.norm_eps
+            )
 
     def reset_direction(self) -> None:
         self.convolution.reset_parameters()
         self.dynamics.reset_parameters()
-        self.norm.reset_parameters()
+        if self.norm is not None:
+            self.norm.reset_parameters()
 
     def select(
         self, projected: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
@@ -146,7 +176,7 @@ class Mamba2Direction(nn.Module):
         convolution's state.
         """
         config = self.config
-        z, xBC, dt = projected.split(self.sizes, -1)
+        z, xBC, dt = self._scaled(projected).split(self.sizes, -1)
         xBC, convolution = self.convolution(xBC, state, masks=masks)
         values, B, C = xBC.split(self.convolved_sizes, -1)
         values = share_heads(values.unflatten(-1, (self.heads.values, config.d_head)), self.n_heads)
@@ -160,7 +190,18 @@ class Mamba2Direction(nn.Module):
         before, before_ssm = (None, None) if state is None else state
         operator, values, z, convolution = self.select(projected, before, masks)
         y, ssm = operator.apply(values, before_ssm, masks)
-        return self.norm(y.flatten(-2), z), None if convolution is None else Mamba2State(convolution, ssm)
+        y = y.flatten(-2)
+        y = y * F.silu(z.to(y.dtype)) if self.norm is None else self.norm(y, z)
+        return y, None if convolution is None else Mamba2State(convolution, ssm)
+
+    def _scaled(self, projected: Tensor) -> Tensor:
+        """Each part of what ``in_proj`` gave by its number."""
+        scales = self.config.projection_scales
+        if scales is None:
+            return projected
+        sizes = (self.sizes[0], *self.convolved_sizes, self.sizes[2])
+        parts = [torch.full((size,), scale) for size, scale in zip(sizes, scales)]
+        return projected * torch.cat(parts).to(projected)
 
 
 class Mamba2(Mamba2Direction, Mixer):
@@ -179,13 +220,8 @@ class Mamba2(Mamba2Direction, Mixer):
     """
 
     def __init__(self, d_model: int, config: Mamba2Config) -> None:
-        d_inner = config.expand * d_model
-        if d_inner % config.d_head:
-            raise ConfigError(
-                f"Mamba2Config.d_head={config.d_head} does not divide expand * d_model = {d_inner}; "
-                "use a head width that does"
-            )
-        n_heads = d_inner // config.d_head
+        n_heads = config.heads(d_model)
+        d_inner = n_heads * config.d_head
         heads = heads_of(config.head_pattern, n_heads, config.n_groups, "Mamba2Config")
         super().__init__(n_heads, heads, config)
         self.d_model, self.d_inner = d_model, d_inner
@@ -193,9 +229,10 @@ class Mamba2(Mamba2Direction, Mixer):
         parts = (d_inner, *self.convolved_sizes, n_heads)  # z; x; B; C; dt
         self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias, parts=parts)
         for name in ("convolution", "dynamics", "norm"):  # behind in_proj: the order in which gradients are added up
-            self._modules[name] = self._modules.pop(name)
+            if name in self._modules:
+                self._modules[name] = self._modules.pop(name)
         width = 2 * d_inner if config.combine == "concatenate" else d_inner
-        self.out_proj = Linear(width, d_model, bias=config.bias)
+        self.out_proj = Linear(width, d_model, bias=config.bias if config.output_bias is None else config.output_bias)
         own = config.bidirectional and not config.tied_directions
         self.backward_direction = Mamba2Direction(n_heads, heads, config) if own else None
         self.reset_parameters()

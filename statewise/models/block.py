@@ -9,23 +9,27 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration import Config
-from statewise.configuration.types import Fraction, NonEmpty, NonNegative, OneOf
+from statewise.configuration.types import Finite, Fraction, NonEmpty, NonNegative, OneOf
 from statewise.errors import ConfigError
-from statewise.mixers.base import Layer, MixerConfig
+from statewise.mixers.base import Layer, Mixer, MixerConfig
 from statewise.mixers.dropout import build_dropout
+from statewise.mixers.no_mixer import NoMixer
+from statewise.mixers.rms_norm import RMSNorm
 from statewise.models.batch_norm import BatchNorm
-from statewise.models.mlp import MLPConfig
-from statewise.models.rms_norm import RMSNorm
+from statewise.models.mlp import MLP, MLPConfig
+from statewise.models.moe import MoE, MoEConfig
 from statewise.operators.masks import Masks
 
-NORMS = ("rms", "layer")  # those that act on each step alone
+NORMS = ("rms", "rms_offset", "layer")  # those that act on each step alone
 BLOCK_NORMS = (*NORMS, "batch")
-PLACEMENTS = ("pre", "post", "parallel")
+PLACEMENTS = ("pre", "post", "after", "parallel")
 
 
 def build_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm:
     """RMSNorm or LayerNorm over the last axis, both with learned weights."""
-    return RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
+    if kind == "layer":
+        return nn.LayerNorm(d_model, eps=eps)
+    return RMSNorm(d_model, eps=eps, offset=kind == "rms_offset")
 
 
 def build_any_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm | BatchNorm:
@@ -37,30 +41,40 @@ def build_any_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNor
 class BlockConfig(Config):
     """One layer. A bare mixer config stands for a block without an MLP (see :func:`as_block`).
 
-    norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
-    placement: "pre": x + f(norm(x)); "post": norm(x + f(x)), for the mixer and then for the MLP;
+    mixer:     None: the block is an MLP alone, with one norm and no state
+    mlp:       one MLP, or a mixture of many; None: none
+    norm:      "rms", "rms_offset" (its weight stored less 1), "layer" or "batch"
+               (:class:`~statewise.models.batch_norm.BatchNorm`)
+    placement: "pre": x + f(norm(x)); "post": norm(x + f(x)), "after": x + norm(f(x)); for the mixer and then
+               for the MLP;
                "parallel": x + mixer(norm(x)) + mlp(norm'(x)), both of one x (Wang & Komatsuzaki 2021, GPT-J; GPT-NeoX,
                arXiv:2204.06745, sec. 2.1)
     dropout:   of each branch, before it joins the residual stream
+    branch_scale: by which each branch is multiplied before it joins the residual stream
     tied_dropout: dropout takes whole features, at all steps alike: :class:`~statewise.mixers.dropout.TiedDropout`
     """
 
-    mixer: MixerConfig
-    mlp: MLPConfig | None = None
+    mixer: MixerConfig | None
+    mlp: MLPConfig | MoEConfig | None = None
     norm: Annotated[str, OneOf(BLOCK_NORMS)] = "rms"
     norm_eps: NonNegative = 1e-5
     dropout: Fraction = 0.0
     tied_dropout: bool = False
     placement: Annotated[str, OneOf(PLACEMENTS)] = "pre"
+    branch_scale: Finite = 1.0
 
     def __post_init__(self) -> None:
+        if self.mixer is None and (self.mlp is None or self.placement == "parallel"):
+            raise ConfigError(
+                "BlockConfig.mixer=None is for a block of an MLP alone; set mlp, and no parallel placement"
+            )
         if self.placement == "parallel" and self.mlp is None:
             raise ConfigError('BlockConfig.placement="parallel" without an mlp is "pre"; set mlp, or use "pre"')
 
     @property
     def n_branches(self) -> int:
         """How many branches write into the residual stream."""
-        return 1 if self.mlp is None else 2
+        return (self.mixer is not None) + (self.mlp is not None)
 
     def build(self, d_model: int) -> Block:
         return Block(d_model, self)
@@ -75,19 +89,25 @@ def as_block(layer: BlockConfig | MixerConfig) -> BlockConfig:
 
 
 class Block(Layer):
-    """x + f(norm(x)), or with placement "post" norm(x + f(x)), for the mixer and then for the MLP, if there is one;
-    or for both of the same x.
+    """x + f(norm(x)), or with placement "post" norm(x + f(x)), or "after" x + norm(f(x)), for the mixer and then for
+    the MLP, where there are; or for both of the same x.
 
-    Calls and state are its mixer's.
+    Calls and state are its mixer's. Without one its ``mixer`` is a NoMixer, whose state is empty.
     """
+
+    mixer: Mixer
 
     def __init__(self, d_model: int, config: BlockConfig) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config
-        self.mixer_norm = build_any_norm(config.norm, d_model, config.norm_eps)
-        self.mixer = config.mixer.build(d_model)
+        mixer = NoMixer(d_model) if config.mixer is None else config.mixer.build(d_model)
+        if mixer.has_norm and config.placement != "pre":
+            raise ConfigError(f'{type(config.mixer).__name__} norms what it reads; use BlockConfig.placement="pre"')
+        plain = config.mixer is None or mixer.has_norm
+        self.mixer_norm = None if plain else build_any_norm(config.norm, d_model, config.norm_eps)
+        self.mixer = mixer
         self.mlp_norm = None if config.mlp is None else build_any_norm(config.norm, d_model, config.norm_eps)
-        self.mlp = None if config.mlp is None else config.mlp.build(d_model)
+        self.mlp: MLP | MoE | None = None if config.mlp is None else config.mlp.build(d_model)
         self.dropout = build_dropout(config.dropout, tied=config.tied_dropout)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
@@ -104,18 +124,31 @@ class Block(Layer):
         return self.mixer.initial_state(batch, device=device, dtype=dtype)
 
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        post = self.config.placement == "post"
-        y, state = self.mixer(x if post else apply_norm(self.mixer_norm, x, masks), state, masks=masks)
-        before, x = x, x + self.dropout(y)
-        if post:
-            x = apply_norm(self.mixer_norm, x, masks)
+        if isinstance(self.mixer, NoMixer):
+            _, state = self.mixer(x, state, masks=masks)  # which looks at the state
+            assert self.mlp is not None
+            assert self.mlp_norm is not None
+            return self._leave(x, self.mlp(self._enter(self.mlp_norm, x, masks)), self.mlp_norm, masks), state
+        before = x
+        y, state = self.mixer(self._enter(self.mixer_norm, x, masks), state, masks=masks)
+        x = self._leave(x, y, self.mixer_norm, masks)
         if self.mlp is not None and self.mlp_norm is not None:
             read = before if self.config.placement == "parallel" else x
-            y = self.mlp(read if post else apply_norm(self.mlp_norm, read, masks))
-            x = x + self.dropout(y)
-            if post:
-                x = apply_norm(self.mlp_norm, x, masks)
+            x = self._leave(x, self.mlp(self._enter(self.mlp_norm, read, masks)), self.mlp_norm, masks)
         return x, state
+
+    def _enter(self, norm: nn.Module | None, x: Tensor, masks: Masks) -> Tensor:
+        """What a branch reads of the residual stream."""
+        return x if norm is None or self.config.placement in ("post", "after") else apply_norm(norm, x, masks)
+
+    def _leave(self, x: Tensor, y: Tensor, norm: nn.Module | None, masks: Masks) -> Tensor:
+        """The residual stream with what a branch made."""
+        if norm is not None and self.config.placement == "after":
+            y = apply_norm(norm, y, masks)
+        if self.config.branch_scale != 1.0:
+            y = y * self.config.branch_scale
+        x = x + self.dropout(y)
+        return apply_norm(norm, x, masks) if norm is not None and self.config.placement == "post" else x
 
 
 def apply_norm(norm: nn.Module, x: Tensor, masks: Masks) -> Tensor:

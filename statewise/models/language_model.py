@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.configuration.types import Count, Fraction, Natural, NonNegative, OneOf
+from statewise.configuration.types import Count, Finite, Fraction, Natural, NonNegative, OneOf, Positive
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import may_read, whole
 from statewise.mixers.positions import LearnedPositions, document_positions
@@ -18,6 +18,8 @@ from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
 from statewise.models.rewinding import RewindableState
+from statewise.models.head import Head
+from statewise.models.shared_transformer import share_weights
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
 
@@ -41,6 +43,9 @@ class LanguageModelConfig(ModelConfig):
     position_offset: rows of that table before the one of position 0, which are never read: 2 in OPT
     d_embedding:   width of the embedding and of the head; two maps without biases lead from there to d_model, before
                    the positions are added, and back. None: d_model, and no maps
+    embedding_scale: by which the embedding of a token is multiplied
+    logit_scale:   by which the logits are multiplied: the features are, before the head
+    logit_cap:     the logits are cap tanh(logits / cap), behind the scale; None: as they are
     embedding_std: standard deviation of the embedding, of the positions and of these maps, at initialisation
     """
 
@@ -55,6 +60,9 @@ class LanguageModelConfig(ModelConfig):
     max_positions: Count | None = None
     position_offset: Natural = 0
     d_embedding: Count | None = None
+    embedding_scale: Finite = 1.0
+    logit_scale: Finite = 1.0
+    logit_cap: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.position_offset and self.max_positions is None:
@@ -100,6 +108,7 @@ class LanguageModel(Model):
             self.positions = LearnedPositions(config.max_positions, d_model, offset=config.position_offset)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(block.build(d_model) for block in config.blocks)
+        share_weights(block.mixer for block in self.blocks)
         for i, block in enumerate(self.blocks):
             if not block.mixer.is_causal:
                 raise ConfigError(
@@ -107,7 +116,7 @@ class LanguageModel(Model):
                     "to predict; build it with bidirectional=False"
                 )
         self.norm = None if config.norm is None else build_norm(config.norm, d_model, config.norm_eps)
-        self.head = Linear(d_embedding, config.vocab_size, bias=False)
+        self.head = Head(d_embedding, config.vocab_size, cap=config.logit_cap)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.reset_parameters()
@@ -175,6 +184,8 @@ class LanguageModel(Model):
         tokens = mask_time(tokens, masks.valid)  # padding may hold anything, also ids that the embedding does not have
         self._check_ids(tokens)
         x = self.embedding_dropout(self._embed(tokens, state, masks))
+        if any(block.mixer.reads_embedding for block in self.blocks):
+            masks = masks._replace(embedded=x)
         states: list[Any] = []
         for i, layer in enumerate(self.blocks):
             layer_state = None if state is None else state.layers[i]
@@ -187,6 +198,8 @@ class LanguageModel(Model):
             x = self.norm(x)
         if self.embedding_out is not None:
             x = self.embedding_out(x)
+        if self.config.logit_scale != 1.0:
+            x = x * self.config.logit_scale
         if state is None:
             return x, None
         return x, LanguageModelState(advance(state.position, tokens, masks), tuple(states))
@@ -194,6 +207,8 @@ class LanguageModel(Model):
     def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""
         x: Tensor = self.embedding(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         if self.embedding_in is not None:
             x = self.embedding_in(x)
         if self.positions is None or tokens.numel() == 0:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from statewise.configuration import Config
-from statewise.configuration.types import Count, OneOf, Positive
+from statewise.configuration.types import Count, Finite, OneOf, Positive
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 
@@ -19,15 +19,25 @@ class MLPConfig(Config):
     """``W2 f(W1 x)``, or with ``gated`` the GLU form ``W2 (f(W1 x) * (V x))`` (Shazeer 2020, arXiv:2002.05202).
 
     expand:      the hidden width as a multiple of d_model, rounded up to a multiple of ``multiple_of``
+    gate_scale:  by which the activation's input is multiplied
+    output_scale: by which the output is multiplied
     weight_std:  standard deviation of the weights at the start
     """
+
+    without_type: ClassVar[bool] = True
 
     expand: Positive = 4.0
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "gelu"
     gated: bool = False
     bias: bool = True
     multiple_of: Count = 1
+    gate_scale: Finite = 1.0
+    output_scale: Finite = 1.0
     weight_std: Positive = WEIGHT_STD
+
+    def hidden_width(self, d_model: int) -> int:
+        """Exact where ``expand`` is the quotient of two widths."""
+        return -(-round(self.expand * d_model) // self.multiple_of) * self.multiple_of
 
     def build(self, d_model: int) -> MLP:
         return MLP(d_model, self)
@@ -39,8 +49,7 @@ class MLP(nn.Module):
     def __init__(self, d_model: int, config: MLPConfig) -> None:
         super().__init__()
         self.config = config
-        multiple = config.multiple_of
-        d_hidden = -(-round(config.expand * d_model) // multiple) * multiple
+        d_hidden = config.hidden_width(d_model)
         parts = (d_hidden,) * (2 if config.gated else 1)
         self.in_proj = Linear(d_model, sum(parts), bias=config.bias, parts=parts)
         self.out_proj = Linear(d_hidden, d_model, bias=config.bias)
@@ -52,8 +61,9 @@ class MLP(nn.Module):
             self.out_proj.weight.mul_(residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
+        config = self.config
         h = self.in_proj(x)
-        if self.config.gated:
-            h, value = h.chunk(2, dim=-1)
-            return self.out_proj(self.activation(h) * value)
-        return self.out_proj(self.activation(h))
+        h, value = h.chunk(2, dim=-1) if config.gated else (h, None)
+        h = self.activation(h if config.gate_scale == 1.0 else h * config.gate_scale)
+        y = self.out_proj(h if value is None else h * value)
+        return y if config.output_scale == 1.0 else y * config.output_scale

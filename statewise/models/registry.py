@@ -9,6 +9,7 @@ from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
 from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
+from statewise.mixers.gated_convolution import GatedConvolutionConfig
 from statewise.mixers.gated_linear_attention import GLAConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
 from statewise.mixers.gss import GSSConfig
@@ -16,6 +17,7 @@ from statewise.mixers.h3 import H3Config
 from statewise.mixers.hippo_rnn import HiPPORNNConfig
 from statewise.mixers.kalman import KalmanConfig
 from statewise.mixers.kimi_delta_attention import KDAConfig
+from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -24,6 +26,7 @@ from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig
 from statewise.mixers.mlstm import MLSTMConfig
+from statewise.mixers.parallel import ParallelMixersConfig
 from statewise.mixers.rg_lru import RGLRUConfig
 from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.mixers.s4 import S4Config
@@ -36,8 +39,10 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.forecaster import ForecasterConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.models.moe import MoEConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
+from statewise.models.shared_transformer import SharedTransformerConfig
 from statewise.models.structural import StructuralForecasterConfig
 
 # A new family of mixers, or a new kind of model, is one line here. Who has a class of their own adds it before a file
@@ -51,6 +56,7 @@ CONFIG_TYPES: dict[str, type] = {
     "GLAConfig": GLAConfig,
     "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
+    "GatedConvolutionConfig": GatedConvolutionConfig,
     "GatedDeltaNetConfig": GatedDeltaNetConfig,
     "H3Config": H3Config,
     "HiPPORNNConfig": HiPPORNNConfig,
@@ -60,6 +66,7 @@ CONFIG_TYPES: dict[str, type] = {
     "LSSLConfig": LSSLConfig,
     "LSTMConfig": LSTMConfig,
     "LanguageModelConfig": LanguageModelConfig,
+    "LatentAttentionConfig": LatentAttentionConfig,
     "LinearAttentionConfig": LinearAttentionConfig,
     "LinearCrossAttentionConfig": LinearCrossAttentionConfig,
     "MLPConfig": MLPConfig,
@@ -67,6 +74,8 @@ CONFIG_TYPES: dict[str, type] = {
     "Mamba2Config": Mamba2Config,
     "Mamba3Config": Mamba3Config,
     "MambaConfig": MambaConfig,
+    "MoEConfig": MoEConfig,
+    "ParallelMixersConfig": ParallelMixersConfig,
     "PairClassifierConfig": PairClassifierConfig,
     "RGLRUConfig": RGLRUConfig,
     "RWKV7Config": RWKV7Config,
@@ -75,6 +84,7 @@ CONFIG_TYPES: dict[str, type] = {
     "S5Config": S5Config,
     "SequenceClassifierConfig": SequenceClassifierConfig,
     "SequenceRegressorConfig": SequenceRegressorConfig,
+    "SharedTransformerConfig": SharedTransformerConfig,
     "StructuralForecasterConfig": StructuralForecasterConfig,
     "StructuredMaskedAttentionConfig": StructuredMaskedAttentionConfig,
     "TCNConfig": TCNConfig,

@@ -24,6 +24,7 @@ class Masks(NamedTuple):
     segments: Tensor | None = None  # (batch, length) int64, how many documents began up to here
     lengths: Tensor | None = None  # (batch,) int64
     observed: Tensor | None = None  # (batch, length) bool
+    embedded: Tensor | None = None  # (batch, length, d_model), what the model's embedding gave, for layers that read it
 
 
 NO_MASKS = Masks()

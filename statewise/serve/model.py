@@ -87,7 +87,10 @@ class ServedModel:
         """How many positions there are; None: any number."""
         limits = [self.model.config.max_positions]
         limits += [
-            block.mixer.config.max_positions for block in self.model.blocks if isinstance(block.mixer, Attention)
+            mixer.config.max_positions
+            for block in self.model.blocks
+            for mixer in block.mixer.parts()
+            if isinstance(mixer, Attention)
         ]
         return min((limit for limit in limits if limit is not None), default=None)
 

@@ -14,6 +14,7 @@ from statewise.mixers.base import Dynamics, Layer
 from statewise.mixers.h3 import H3Readout
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.mixers.time_invariant import Readout
+from statewise.models.moe import Experts
 from statewise.training.config import OptimizerConfig
 from statewise.training.muon import Muon
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Modules whose parameters of two or more axes are maps between features, pulled towards zero by weight decay.
-MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout, H3Readout)
+MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout, H3Readout, Experts)
 NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 

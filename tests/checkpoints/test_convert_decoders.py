@@ -259,6 +259,8 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"layers": (replace(BLOCK, mixer=replace(ATTENTION, scale=0.3)),)}, "scale=0.3"),
     "layers": ({"layers": (BLOCK, replace(BLOCK, mlp=sw.MLPConfig(expand=2)))}, r"layers\[1\] differs"),
     "no bias": ({"layers": (replace(BLOCK, mixer=replace(ATTENTION, bias=False)),)}, "bias=False"),
+    "gate": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, gate=True)),)}, "AttentionConfig.gate"),
+    "qk_norm": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, qk_norm="head")),)}, "AttentionConfig.qk_norm"),
     "parallel": ({"layers": (replace(BLOCK, placement="parallel"),)}, "placement='parallel'"),
     "two windows": (
         {"layers": tuple(replace(BLOCK, mixer=replace(NEO_LIKE, window=w)) for w in (3, 4))},
@@ -273,7 +275,7 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], str]] = {
         {"max_positions": None, "layers": (replace(BLOCK, mixer=ROTARY, placement="post"),)},
         "placement='post'",
     ),
-    "hybrid": ({"layers": (BLOCK, sw.MambaConfig(d_state=4))}, "transformers' Mamba models"),
+    "hybrid": ({"layers": (BLOCK, sw.MambaConfig(d_state=4))}, "has no layer of MambaConfig"),
 }
 
 

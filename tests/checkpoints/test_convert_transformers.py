@@ -308,13 +308,13 @@ def test_fields_are_refused_by_name_and_value(kind: str, fields: dict[str, Any],
 WRITTEN: list[tuple[dict[str, Any], str]] = [
     (
         {"layers": (sw.MambaConfig(), sw.AttentionConfig(n_heads=2))},
-        "no attention; for a hybrid, use format='mamba_ssm'",
+        "no layer of MambaConfig, .* by format='mamba_ssm'",
     ),
     ({"layers": (sw.BlockConfig(mixer=sw.MambaConfig(), norm="layer"),), "norm": "layer"}, "has norm='layer'"),
-    ({"layers": (sw.BlockConfig(mixer=sw.MambaConfig(), mlp=sw.MLPConfig()),)}, "has mlp="),
+    ({"layers": (sw.BlockConfig(mixer=sw.MambaConfig(), mlp=sw.MLPConfig()),)}, "transformers' (bamba|jamba)"),
     ({"layers": (sw.Mamba2Config(d_head=8, norm_before_gate=True),)}, "has norm_before_gate=True"),
     ({"layers": (sw.Mamba2Config(d_head=8, n_groups=2, norm_groups=1),)}, "no norm_groups=1"),
-    ({"layers": (sw.H3Config(),)}, "no H3"),
+    ({"layers": (sw.H3Config(),)}, "no layer of H3Config"),
 ]
 
 

@@ -34,6 +34,12 @@ EXAMPLES: tuple[Config, ...] = (
     sw.DeltaNetConfig(n_heads=2),
     sw.GatedDeltaNetConfig(n_heads=2),
     sw.KDAConfig(n_heads=2),
+    sw.MoEConfig(n_experts=4, n_active=2),
+    sw.SharedTransformerConfig(
+        mixer=MIXER, attention=sw.AttentionConfig(n_heads=2, d_head=8), mlp=sw.MLPConfig(), d_adapter=2
+    ),
+    sw.ParallelMixersConfig(first=MIXER, second=sw.AttentionConfig(n_heads=2)),
+    sw.LatentAttentionConfig(n_heads=2),
     sw.LinearAttentionConfig(n_heads=2),
     sw.LinearCrossAttentionConfig(n_heads=2),
     sw.StructuredMaskedAttentionConfig(n_heads=2),

@@ -147,6 +147,8 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
     options: dict[str, Any] = {"tie_embeddings": layers != "hybrid"}
     if layers == "mamba":
         options = {"norm": "layer", "max_positions": 20}
+    if layers == "scaled":
+        options = {"embedding_scale": 12.0, "logit_scale": 0.25, "max_positions": 20}
     if layers == "beside":
         options = {"norm": None, "max_positions": 20, "position_offset": 2, "d_embedding": 10}
     group = 8 if precision == "int8" and layers == "hybrid" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statewise.checkpoints.convert.hybrids import load_layer as load_layer
 from statewise.checkpoints.convert.read import Progress as Progress
 from statewise.checkpoints.convert.read import Published as Published
 from statewise.checkpoints.convert.read import load_published as load_published

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, affine, repeated, require_shape, same
+from statewise.checkpoints.convert.entries import Entry, affine, ends, prefix_in, require_shape, same
+from statewise.checkpoints.convert.layer_tables import output_bias, separate_attention
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,10 @@ class Names:
 def decoder_entries(kind: str, config: LanguageModelConfig, names: frozenset[str] | None = None) -> list[Entry]:
     """The table of a model of this kind. names: of the tensors of a file; None: for one that is written."""
     own = NAMES[kind]
-    prefix = prefix_in(kind, names)
+    prefix = prefix_of(kind, names)
     embedding = prefix + own.embedding
     head = next((name for name in own.heads if names is not None and name in names), own.heads[0])
-    if not config.tie_embeddings:
-        table = [same(embedding, "embedding.weight"), same(head, "head.weight")]
-    elif names is not None and head in names:
-        table = [repeated(embedding, head, "embedding.weight")]
-    else:
-        table = [same(embedding, "embedding.weight")]
+    table = ends(embedding, head, tied=config.tie_embeddings, held=names is not None and head in names)
     if own.positions is not None:
         table.append(same(prefix + own.positions, "positions.weight"))
     if own.narrow is not None and config.d_embedding is not None:
@@ -64,20 +60,16 @@ def decoder_entries(kind: str, config: LanguageModelConfig, names: frozenset[str
         theirs, ours = f"{prefix}{own.layers}.{i}.", f"layers.{i}."
         table += affine(theirs + own.mixer_norm, f"{ours}mixer_norm") + affine(theirs + own.mlp_norm, f"{ours}mlp_norm")
         table += own.mixer(block, theirs, ours, config.d_model)
-        assert block.mlp is not None  # as every config that was read has, or that may be written
+        assert isinstance(block.mlp, MLPConfig)  # as every config that was read has, or that may be written
         for name, part in zip(own.mlp, ("in_proj", "out_proj")):
             table += _map(theirs + name, f"{ours}mlp.{part}", bias=block.mlp.bias, transposed=own.transposed)
         table += [Entry((theirs + name,), (), optional=True) for name in own.tables]
     return table
 
 
-def prefix_in(kind: str, names: frozenset[str] | None) -> str:
-    """What the names of a file's tensors begin with. Files of the inner model alone have less of it, or none."""
-    prefix = whole = NAMES[kind].prefix
-    while names is not None and prefix and prefix + NAMES[kind].embedding not in names:
-        prefix = prefix.partition(".")[2]
-    found = names is None or prefix + NAMES[kind].embedding in names
-    return prefix if found else whole
+def prefix_of(kind: str, names: frozenset[str] | None) -> str:
+    """What the names of a file's tensors begin with."""
+    return prefix_in(NAMES[kind].prefix, NAMES[kind].embedding, names)
 
 
 def tables_of(kind: str, config: LanguageModelConfig, names: frozenset[str]) -> list[tuple[str, int, float]]:
@@ -86,7 +78,7 @@ def tables_of(kind: str, config: LanguageModelConfig, names: frozenset[str]) -> 
     for i, block in enumerate(config.blocks):
         mixer = block.mixer
         if isinstance(mixer, AttentionConfig) and mixer.positions == "rotary":
-            name = f"{prefix_in(kind, names)}{NAMES[kind].layers}.{i}.attention.rotary_emb.inv_freq"
+            name = f"{prefix_of(kind, names)}{NAMES[kind].layers}.{i}.attention.rotary_emb.inv_freq"
             found.append((name, mixer.rotary_width(mixer.head_width(config.d_model)), mixer.rotary_base))
     return found
 
@@ -107,17 +99,13 @@ def _attention(block: BlockConfig) -> AttentionConfig:
     return block.mixer
 
 
-def _output_bias(mixer: AttentionConfig) -> bool:
-    return mixer.bias if mixer.output_bias is None else mixer.output_bias
-
-
 def _stacked(inner: str, out: str, transposed: bool) -> Callable[[BlockConfig, str, str, int], list[Entry]]:
     """Queries, keys and values in one map, as ours are."""
 
     def entries(block: BlockConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         mixer = _attention(block)
         projection = _map(theirs + inner, f"{ours}mixer.in_proj", bias=mixer.bias, transposed=transposed)
-        return projection + _map(theirs + out, f"{ours}mixer.out_proj", bias=_output_bias(mixer), transposed=transposed)
+        return projection + _map(theirs + out, f"{ours}mixer.out_proj", bias=output_bias(mixer), transposed=transposed)
 
     return entries
 
@@ -126,18 +114,9 @@ def _separate(folder: str) -> Callable[[BlockConfig, str, str, int], list[Entry]
     """A map for each of queries, keys and values."""
 
     def entries(block: BlockConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
-        mixer, theirs = _attention(block), theirs + folder
-        table = affine(f"{theirs}out_proj", f"{ours}mixer.out_proj", bias=_output_bias(mixer))
-        for part in ("weight", "bias")[: 1 + mixer.bias]:
-            split = tuple(f"{theirs}{letter}_proj.{part}" for letter in "qkv")
-            table.append(Entry(split, (f"{ours}mixer.in_proj.{part}",), _together, lambda stacked: stacked.chunk(3)))
-        return table
+        return separate_attention(_attention(block), theirs + folder, f"{ours}mixer.", d_model, output="out_proj")
 
     return entries
-
-
-def _together(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
 
 
 def _interleaved(block: BlockConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
@@ -158,7 +137,7 @@ def _interleaved(block: BlockConfig, theirs: str, ours: str, d_model: int) -> li
             Entry((f"{name}.{part}",), (f"{ours}mixer.in_proj.{part}",), to_ours, to_theirs)
             for part in ("weight", "bias")[: 1 + mixer.bias]
         ),
-        *affine(f"{theirs}attention.dense", f"{ours}mixer.out_proj", bias=_output_bias(mixer)),
+        *affine(f"{theirs}attention.dense", f"{ours}mixer.out_proj", bias=output_bias(mixer)),
     ]
 
 

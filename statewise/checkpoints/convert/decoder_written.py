@@ -13,6 +13,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.projection import WEIGHT_STD
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.mlp import MLPConfig
 
 ACTIVATIONS = {"gelu_tanh": "gelu_new", **{name: name for name in ("gelu", "relu", "silu", "tanh")}}
 N_POSITIONS = 2048  # of a model that has no table of them: what the library writes, and takes for no bound
@@ -76,9 +77,8 @@ def _plain(block: BlockConfig, i: int, first: BlockConfig, positions: str | None
 
 
 def _d_inner(block: BlockConfig, d_model: int) -> int:
-    assert block.mlp is not None  # as to_theirs looked
-    multiple = block.mlp.multiple_of
-    return -(-round(block.mlp.expand * d_model) // multiple) * multiple
+    assert isinstance(block.mlp, MLPConfig)  # as to_theirs looked
+    return block.mlp.hidden_width(d_model)
 
 
 def _activation(block: BlockConfig) -> str:
@@ -101,7 +101,7 @@ def _scaled(mixer: AttentionConfig, scales: list[float], d_model: int, where: st
 
 
 def _windows(config: LanguageModelConfig, where: str, *, may: bool = False) -> list[int | None]:
-    found = [block.mixer.window for block in config.blocks]  # type: ignore[attr-defined]
+    found = [block.mixer.window for block in config.blocks if isinstance(block.mixer, AttentionConfig)]
     if any(found) and not may:
         raise CheckpointError(f"{where} has no window of attention; this model has {found}")
     return found

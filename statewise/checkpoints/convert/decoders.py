@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from statewise.checkpoints.convert.decoder_configs import CLASSES, from_theirs, n_layers_of
-from statewise.checkpoints.convert.decoder_entries import NAMES, decoder_entries, prefix_in, tables_of
+from statewise.checkpoints.convert.decoder_entries import NAMES, decoder_entries, prefix_of, tables_of
 from statewise.checkpoints.convert.decoder_written import kind_of, to_theirs
 from statewise.checkpoints.convert.entries import read_entries, require_shape, require_tensor, write_entries
 from statewise.checkpoints.convert.fields import require_layers
@@ -39,7 +39,7 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     kind = config["model_type"]
     where, names = f"the {kind} checkpoint", frozenset(tensors)
     field, n_layers = n_layers_of(config)
-    own, prefix = NAMES[kind], prefix_in(kind, names)
+    own, prefix = NAMES[kind], prefix_of(kind, names)
     require_tensor(prefix + own.embedding, tensors, where)
     require_layers(n_layers, field, tensors, f"{prefix}{own.layers}.")
     ours = from_theirs(config)

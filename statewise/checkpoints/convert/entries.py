@@ -98,6 +98,23 @@ def repeated(first: str, second: str, ours: str) -> Entry:
     return Entry((first, second), (ours,), once, lambda tensor: (tensor, tensor))
 
 
+def ends(embedding: str, head: str, *, tied: bool, held: bool) -> list[Entry]:
+    """The embedding and the head. held: the file has a head also where that is tied to the embedding."""
+    if not tied:
+        return [same(embedding, "embedding.weight"), same(head, "head.weight")]
+    return [repeated(embedding, head, "embedding.weight") if held else same(embedding, "embedding.weight")]
+
+
+def prefix_in(whole: str, embedding: str, names: frozenset[str] | None) -> str:
+    """What the names of a file's tensors begin with, if it has an ``embedding``. Files of the inner model alone have
+    less than the whole prefix, or none. names: None for a file that is written."""
+    prefix = whole
+    while names is not None and prefix and prefix + embedding not in names:
+        prefix = prefix.partition(".")[2]
+    found = names is None or prefix + embedding in names
+    return prefix if found else whole
+
+
 def require_shape(name: str, tensor: Tensor, expected: Sequence[int]) -> None:
     """CheckpointError naming the tensor and both shapes."""
     if tuple(tensor.shape) != tuple(expected):

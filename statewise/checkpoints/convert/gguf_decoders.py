@@ -84,11 +84,11 @@ def write_decoder(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
             raise CheckpointError(f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}")
     mixer, mlp, d_model = first.mixer, first.mlp, config.d_model
     assert isinstance(mixer, AttentionConfig)
-    assert mlp is not None
+    assert isinstance(mlp, MLPConfig)
     values: dict[str, Value] = {
         "context_length": config.max_positions or CONTEXT_LENGTH,
         "embedding_length": d_model,
-        "feed_forward_length": -(-round(mlp.expand * d_model) // mlp.multiple_of) * mlp.multiple_of,
+        "feed_forward_length": mlp.hidden_width(d_model),
         "block_count": len(config.layers),
         "attention.head_count": mixer.n_heads,
         "attention.layer_norm_epsilon": config.norm_eps,
@@ -135,7 +135,7 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
         yield f"{where}norm_eps", block.norm_eps, config.norm_eps
         placements = ("pre",) if architecture == "gpt2" else ("pre", "parallel")
         yield f"{where}placement", block.placement, first.placement if first.placement in placements else placements[0]
-        if mlp is None:
+        if not isinstance(mlp, MLPConfig) or not isinstance(first.mlp, MLPConfig):
             yield f"{where}mlp", None, "MLPConfig(...)"
             return
         for field, needed in (("activation", ACTIVATION[architecture]), ("gated", False), ("bias", True)):
@@ -143,7 +143,7 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
         yield (
             f"{where}mlp.expand",
             (mlp.expand, mlp.multiple_of),
-            (first.mlp and (first.mlp.expand, first.mlp.multiple_of)),
+            (first.mlp.expand, first.mlp.multiple_of),
         )
         assert isinstance(mixer, AttentionConfig)
         where += "mixer."

@@ -120,7 +120,8 @@ def build_entries(config: LanguageModelConfig) -> list[Entry]:
         entries.append(same("output.weight", "head.weight"))
     for i, block in enumerate(config.blocks):
         theirs, ours = f"blk.{i}.", f"layers.{i}.mixer."
-        d_inner = block.mixer.expand * config.d_model  # type: ignore[attr-defined]
+        assert isinstance(block.mixer, (MambaConfig, Mamba2Config))
+        d_inner = block.mixer.expand * config.d_model
         is_mamba2 = isinstance(block.mixer, Mamba2Config)
         n_rows = d_inner // block.mixer.d_head if isinstance(block.mixer, Mamba2Config) else d_inner
         column: dict[str, Any] = {"theirs_shape": (n_rows, 1) if is_mamba2 else (n_rows,), "ours_shape": (n_rows,)}
@@ -181,7 +182,7 @@ def _reversed(taps: Tensor) -> Tensor:
     return taps.flip(-1)
 
 
-def _sizes(mixer: MixerConfig, d_model: int) -> dict[str, Value]:
+def _sizes(mixer: MixerConfig | None, d_model: int) -> dict[str, Value]:
     """The keys under ``ssm``."""
     if isinstance(mixer, Mamba2Config):
         d_inner = mixer.expand * d_model

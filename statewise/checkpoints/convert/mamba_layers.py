@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, affine, repeated, require_shape, same
+from statewise.checkpoints.convert.entries import Entry, affine, ends, require_shape, same
+from statewise.checkpoints.convert.layer_tables import convolution, mamba, mamba2, output_bias
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
@@ -22,7 +23,7 @@ from statewise.models.language_model import LanguageModelConfig
 # What each of our configs has to say for these formats to have it, whatever its other fields are.
 _BLOCK = {"placement": "pre"}
 _MAMBA = {"method": "mamba", "initialization": "real", "bidirectional": False}
-_MAMBA2 = {"head_pattern": "multi_value"}
+_MAMBA2 = {"head_pattern": "multi_value", "bidirectional": False}
 _MODEL = {"max_positions": None, "d_embedding": None}
 
 
@@ -31,12 +32,7 @@ def model_entries(
 ) -> list[Entry]:
     """head: the file has a head also where that is tied to the embedding."""
     embedding, lm_head = prefix + embedding, prefix + "lm_head.weight"
-    if not config.tie_embeddings:
-        table = [same(embedding, "embedding.weight"), same(lm_head, "head.weight")]
-    elif head:
-        table = [repeated(embedding, lm_head, "embedding.weight")]
-    else:
-        table = [same(embedding, "embedding.weight")]
+    table = ends(embedding, lm_head, tied=config.tie_embeddings, held=head)
     table += affine(f"{prefix}backbone.norm_f", "norm", bias=config.norm == "layer")
     for i, block in enumerate(config.blocks):
         theirs, ours = f"{prefix}backbone.layers.{i}", f"layers.{i}"
@@ -54,42 +50,17 @@ def check_embedding(config: LanguageModelConfig, name: str, tensors: Mapping[str
     require_shape(f"{where}: {name}", tensors[name], (config.vocab_size, config.d_model))
 
 
-def _mixer(config: MixerConfig, theirs: str, ours: str) -> list[Entry]:
+def _mixer(config: MixerConfig | None, theirs: str, ours: str) -> list[Entry]:
     if isinstance(config, AttentionConfig):
-        output_bias = config.bias if config.output_bias is None else config.output_bias
         return [
             *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
-            *([] if config.n_taps is None else _convolution(theirs, ours, bias=True)),
-            *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=output_bias),
+            *([] if config.n_taps is None else convolution(theirs, ours, bias=True)),
+            *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=output_bias(config)),
         ]
-    assert isinstance(config, (MambaConfig, Mamba2Config))
-    table = [
-        *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
-        *_convolution(theirs, ours, bias=config.convolution_bias),
-        *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=config.bias),
-        *(same(f"{theirs}{name}", f"{ours}dynamics.{name}") for name in ("A_log", "D")),
-    ]
-    if isinstance(config, MambaConfig):
-        table += [same(f"{theirs}{name}.weight", f"{ours}{name}.weight") for name in ("x_proj", "dt_proj")]
-        table.append(same(f"{theirs}dt_proj.bias", f"{ours}dynamics.dt_bias"))
-    else:
-        table.append(same(f"{theirs}dt_bias", f"{ours}dynamics.dt_bias"))
-        table.append(same(f"{theirs}norm.weight", f"{ours}norm.weight"))
-    return table
-
-
-def _convolution(theirs: str, ours: str, *, bias: bool) -> list[Entry]:
-    """Theirs is (width, 1, n_taps) with the oldest tap first, ours (width, n_taps) with the newest first."""
-
-    def to_ours(weight: Tensor) -> Tensor:
-        if weight.ndim != 3 or weight.shape[1] != 1:
-            raise CheckpointError(f"{theirs}conv1d.weight has shape {tuple(weight.shape)}, expected (width, 1, n_taps)")
-        return weight.squeeze(1).flip(1)
-
-    weight = Entry(
-        (f"{theirs}conv1d.weight",), (f"{ours}convolution.weight",), to_ours, lambda taps: taps.flip(1).unsqueeze(1)
-    )
-    return [weight, same(f"{theirs}conv1d.bias", f"{ours}convolution.bias")] if bias else [weight]
+    if isinstance(config, Mamba2Config):
+        return mamba2(config, theirs, ours)
+    assert isinstance(config, MambaConfig)
+    return mamba(config, theirs, ours)
 
 
 def _swapped(weight: Tensor) -> Tensor:
@@ -121,6 +92,7 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
         mixer = block.mixer
         if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
+        assert mixer is not None
         if isinstance(mixer, MambaConfig):
             only(mixer, _MAMBA, name, where)
         if isinstance(mixer, Mamba2Config):

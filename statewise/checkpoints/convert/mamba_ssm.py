@@ -40,6 +40,7 @@ from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
+from statewise.models.moe import MoEConfig
 
 NORM_EPS = 1e-5  # of all norms; no field says it
 MLP_MULTIPLE = 128
@@ -198,6 +199,7 @@ def to_theirs(config: LanguageModelConfig) -> dict[str, Any]:
     """The config that builds the same model in ``mamba_ssm``."""
     where = "mamba_ssm"
     block, selective, attention = uniform(config, where)
+    assert not isinstance(block.mlp, MoEConfig)  # which save_as refuses
     only(block, {"norm_eps": NORM_EPS}, "each layer", where)
     attention_at = [i for i, layer in enumerate(config.blocks) if isinstance(layer.mixer, AttentionConfig)]
     return {
@@ -221,8 +223,7 @@ def _d_intermediate(mlp: MLPConfig | None, d_model: int) -> int:
         return 0
     where = "mamba_ssm"
     only(mlp, {"activation": "silu", "gated": True, "bias": False}, "each MLP", where)
-    asked, multiple = round(mlp.expand * d_model), mlp.multiple_of
-    d_hidden = -(-asked // multiple) * multiple
+    asked, multiple, d_hidden = round(mlp.expand * d_model), mlp.multiple_of, mlp.hidden_width(d_model)
     if d_hidden % MLP_MULTIPLE:
         raise CheckpointError(
             f"{where} has no MLP of width {d_hidden}, only of widths that are multiples of {MLP_MULTIPLE}"

@@ -266,13 +266,14 @@ def written_layers(config: ModelConfig) -> tuple[list[Layer], dict[str, Any]]:
         if isinstance(mixer, S4DConfig) and mixer.softmax_length is not None:
             raise refuse(f"layer {i} has softmax_length={mixer.softmax_length}, which this format cannot say")
         layers.append(_written(config, mixer, f"model.layers.{i}.", block))
+    assert isinstance(first.mixer, (S4Config, S4DConfig))
     layer = {
         "_name_": "s4",
         "mode": "nplr" if isinstance(first.mixer, S4Config) else "diag",
-        "activation": first.mixer.activation,  # type: ignore[attr-defined]
-        "final_act": "glu" if first.mixer.gated_output else "id",  # type: ignore[attr-defined]
-        "bidirectional": first.mixer.bidirectional,  # type: ignore[attr-defined]
-        "dropout": first.mixer.dropout,  # type: ignore[attr-defined]
+        "activation": first.mixer.activation,
+        "final_act": "glu" if first.mixer.gated_output else "id",
+        "bidirectional": first.mixer.bidirectional,
+        "dropout": first.mixer.dropout,
         "dt_transform": "exp",
     }
     if isinstance(first.mixer, S4DConfig):

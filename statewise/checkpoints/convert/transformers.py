@@ -1,5 +1,5 @@
 """``transformers``' Mamba, Mamba-2 and Falcon-Mamba: their config.json and tensors. The library is not needed.
-``decoders`` has its Transformers, which are of the same format.
+``decoders`` has its Transformers and ``hybrids`` its hybrids, which are of the same format.
 
 Fields that its model code does not read are not read here either: a config may hold anything, and files hold what other
 versions wrote, as ``norm_before_gate`` of Mamba-2, which no version has acted on.
@@ -9,12 +9,14 @@ Source: ``models/{mamba,mamba2,falcon_mamba}`` of https://github.com/huggingface
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert import decoders
+from statewise.checkpoints.convert import decoders, hybrids
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
+from statewise.checkpoints.convert.extras import refuse_extras
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
     bounded,
@@ -50,7 +52,7 @@ def recognises(config: Config, names: frozenset[str]) -> bool:
     """By the model's type."""
     kind = config.get("model_type")
     own = isinstance(kind, str) and kind in _CLASSES and "dim" not in config
-    return own or decoders.recognises(config, names)
+    return own or decoders.recognises(config, names) or hybrids.family_of(kind) is not None
 
 
 def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -62,6 +64,8 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     """
     if decoders.recognises(config, frozenset(tensors)):
         return decoders.read(config, tensors)
+    if hybrids.family_of(config["model_type"]) is not None:
+        return hybrids.read(config, tensors)
     kind = config["model_type"]
     where = f"the {kind} checkpoint"
     n_layers = count(config, "num_hidden_layers", _LAYERS[kind], where)
@@ -81,13 +85,28 @@ def write(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[s
     """
     if decoders.writes(config):
         assert isinstance(config, LanguageModelConfig)
-        return decoders.write(config, tensors)
+        return _decoder_or_hybrid(config, tensors)
     if not isinstance(config, LanguageModelConfig):
         raise CheckpointError(
             f"transformers' Mamba models have no {type(config).__name__.removesuffix('Config')}, only language models"
         )
+    kinds = {type(block.mixer) for block in config.blocks}
+    if len(kinds) > 1 or not kinds <= {MambaConfig, Mamba2Config} or any(block.mlp for block in config.blocks):
+        return hybrids.write(config, tensors)
+    refuse_extras(config, "transformers' Mamba models")
     theirs = to_theirs(config)
     return theirs, write_entries(model_entries(config, embedding=_EMBEDDINGS[0], head=False), tensors)
+
+
+def _decoder_or_hybrid(config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A model of attention alone: a Transformer, or else a hybrid that happens to have no other layers."""
+    try:
+        refuse_extras(config, "transformers' Transformers")
+        return decoders.write(config, tensors)
+    except CheckpointError:
+        with suppress(CheckpointError):
+            return hybrids.write(config, tensors)
+        raise
 
 
 def from_theirs(config: Config) -> LanguageModelConfig:

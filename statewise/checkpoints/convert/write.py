@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.atomic import require_free, write_file, write_folder
+from statewise.checkpoints.convert.extras import refuse_extras
 from statewise.checkpoints.convert.formats import formats
 from statewise.checkpoints.files import SavedTokenizer, published_files
 from statewise.checkpoints.manifest import TOKENIZER_FILE
@@ -71,6 +72,9 @@ def save_as(
     tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(model).items()}
     for name, tensor in tensors.items():
         require_finite(name, tensor, f"cannot save {path}")
+    if format != "transformers":
+        with retold(CheckpointError, CheckpointError, where=f"cannot save {path}: "):
+            refuse_extras(model.config, format)
     if format == "gguf":
         _write_gguf(model, tensors, target, dtype=dtype, type=type, tokenizer=tokenizer)
         return Path(path)

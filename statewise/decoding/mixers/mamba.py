@@ -8,7 +8,7 @@ from statewise.decoding.instructions import Norm, NormKind, Place, Selective
 from statewise.decoding.parts import emit_convolution
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
-from statewise.mixers.mamba import Mamba
+from statewise.mixers.mamba import NORMED, Mamba
 
 
 def mamba_refusal(mixer: Mamba) -> str | None:
@@ -27,13 +27,14 @@ def emit_mamba(program: Program, mixer: Mamba, x: Place, residual: Place) -> Sta
     raw_dt, B, C = _parts(mixer, selected)
     if config.norm_dt_b_c:  # every thread norms all of it for itself
         normed = _parts(mixer, program.buffer("normed_selected", sum(mixer.sizes), local=True))
-        for size, before, after in zip(mixer.sizes, (raw_dt, B, C), normed):
+        weights = [mixer.norm_weights[name] if config.norm_weights else None for name in NORMED]
+        for size, before, after, weight in zip(mixer.sizes, (raw_dt, B, C), normed, weights):
             norm = Norm(
                 kind=NormKind.RMS,
                 width=size,
                 n_groups=1,
                 epsilon=config.norm_eps,
-                weight=None,
+                weight=weight,
                 bias=None,
                 input=before,
                 output=after,

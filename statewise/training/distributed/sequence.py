@@ -15,6 +15,7 @@ from torch import Tensor
 from statewise.errors import ConfigError, InputError
 from statewise.mixers.attention import Attention
 from statewise.mixers.base import Mixer
+from statewise.mixers.no_mixer import NoMixer
 from statewise.models.base import Model
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.encoder import SequenceModel, SequenceState
@@ -63,6 +64,8 @@ def sequence_parallel(
             raise InputError(_both_directions(f"a {type(reader).__name__}"))
         if reader.reads_memory:
             raise InputError(_reads_memory(f"a {type(reader).__name__}"))
+        if _keeps_a_history(reader):
+            raise InputError(_history(f"a {type(reader).__name__}"))
         places = find_places(line, x, None, lengths, starts) if isinstance(reader, Attention) else None
         before = stand_in(reader, line, places, choose_ring(attention, line, x.device))
         with hooked(reader):
@@ -227,8 +230,24 @@ def _check(model: Any) -> None:
     for i, block in enumerate(model.blocks):
         if not block.mixer.is_causal:
             raise ConfigError(_both_directions(f"layers[{i}]"))
+        if isinstance(block.mixer, NoMixer) or block.mixer.parts() != (block.mixer,):
+            raise ConfigError(
+                f"layers[{i}] has no mixer, or more than one, whose states no rank hands on; train it with "
+                "train.parallel.sequence=1"
+            )
         if block.mixer.reads_memory:
             raise ConfigError(_reads_memory(f"layers[{i}]"))
+        if _keeps_a_history(block.mixer):
+            raise ConfigError(_history(f"layers[{i}]"))
+
+
+def _keeps_a_history(mixer: Any) -> bool:
+    """Whether its state grows, and it is not the attention whose keys and values the ranks fetch."""
+    return not getattr(mixer, "bounded_state", True) and not isinstance(mixer, Attention)
+
+
+def _history(what: str) -> str:
+    return f"{what} keeps a history, which is not divided over ranks; train it with train.parallel.sequence=1"
 
 
 def _reads_memory(what: str) -> str:

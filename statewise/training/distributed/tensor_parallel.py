@@ -21,6 +21,7 @@ from statewise.errors import ConfigError
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model
 from statewise.models.mlp import MLP
+from statewise.models.shared_transformer import SharedTransformer
 
 OUTPUT = "out_proj"
 DIVIDED = ("in_proj", OUTPUT, "up_proj", "linear")  # the matrices that make a layer large
@@ -32,6 +33,11 @@ def share_projections(model: Model, mesh: DeviceMesh) -> None:
     Errors: ConfigError naming a projection whose width does not divide.
     """
     for number, block in enumerate(model.blocks):
+        if isinstance(block.mixer, SharedTransformer):
+            raise ConfigError(
+                f"layers.{number} shares its matrices with other layers, and train.parallel.tensor would divide them "
+                "once for each; train it with train.parallel.tensor=1"
+            )
         plan = _plan(block)
         for name in plan:
             _require_divisible(block.get_submodule(name), f"layers.{number}.{name}", mesh.size())

@@ -1,0 +1,297 @@
+"""A family of models as data: how their config.json says what ours says, and which of their tensors is which of ours.
+
+Reading and writing are made of the same description. What is written is read again: it is the same model, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from statewise.checkpoints.convert.entries import (
+    Entry,
+    affine,
+    ends,
+    prefix_in,
+    read_entries,
+    require_shape,
+    require_tensor,
+    write_entries,
+)
+from statewise.checkpoints.convert.fields import require, require_layers
+from statewise.checkpoints.convert.formats import Config, Tensors
+from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
+from statewise.checkpoints.convert.layer_tables import Table
+from statewise.checkpoints.differences import differences
+from statewise.checkpoints.empty import expected_shapes
+from statewise.configuration.base import schema
+from statewise.configuration.kinds import Place
+from statewise.errors import CheckpointError, ConfigError, retold
+from statewise.models.block import BlockConfig
+from statewise.models.language_model import LanguageModelConfig
+
+UNSAID = object()  # what a field writes to say nothing
+UNKNOWN_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library would guess
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of theirs that says one of ours.
+
+    default: what the library takes where the file has none
+    into:    (their value, their config) -> ours; None: as it is
+    back:    (our value, the config that has it, d_model) -> theirs; None: as it is. A dict is put into the group of
+             fields ``theirs``, beside what is there
+    theirs "" stands for several: ``into`` takes them from their config, and ``back`` gives all of them as a dict
+    """
+
+    theirs: str
+    default: Any = None
+    into: Callable[[Any, Config], Any] | None = None
+    back: Callable[[Any, Any, int], Any] | None = None
+
+    def read(self, given: Config) -> Any:
+        value = given.get(self.theirs, self.default)
+        return value if self.into is None else self.into(value, given)
+
+    def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
+        value = value if self.back is None else self.back(value, within, d_model)
+        value = list(value) if isinstance(value, tuple) else value
+        yield from [(self.theirs, value)] if self.theirs else value.items()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A config of ours inside a block: a mixer, an MLP, or a part of one of these.
+
+    config: its class    name: what the names of its tensors begin with, after the layer's, without the dot
+    table:  of its own tensors; None: all are in the parts inside it
+    fields: ours -> a field of theirs, or a part
+    fixed:  ours -> the only value that the family has, where it is not the default
+    """
+
+    config: type
+    name: str = ""
+    table: Table | None = None
+    fields: Mapping[str, Field | Part] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, given: Config, where: str) -> Any:
+        values = {ours: _read(self.config, ours, source, given, where) for ours, source in self.fields.items()}
+        with retold(CheckpointError, ConfigError, where=f"{where}: "):
+            return self.config(**self.fixed, **values)
+
+    def fits(self, config: Any) -> bool:
+        """Whether a config of ours is of these classes, inside as well."""
+        inner = ((ours, part) for ours, part in self.fields.items() if isinstance(part, Part))
+        return type(config) is self.config and all(part.fits(getattr(config, ours)) for ours, part in inner)
+
+    def written(self, config: Any, d_model: int) -> Iterator[tuple[str, Any]]:
+        for ours, source in self.fields.items():
+            value = getattr(config, ours)
+            if isinstance(source, Part):
+                yield from source.written(value, d_model)
+            else:
+                yield from source.written(value, config, d_model)
+
+    def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
+        theirs = f"{theirs}{self.name}." if self.name else theirs
+        if self.table is not None:
+            yield from self.table(config, theirs, ours, d_model)
+        for name, part in self.fields.items():
+            if isinstance(part, Part):
+                yield from part.entries(getattr(config, name), theirs, f"{ours}{name}.", d_model)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of block. norms: the names of the mixer's and of the MLP's; fits: which blocks of ours are of it, where
+    the classes do not say; tables: of a layer that files may have, and that are computed; block: fields of BlockConfig
+    that this kind alone has."""
+
+    mixer: Part | None
+    mlp: Part | None
+    norms: tuple[str | None, str | None]
+    fits: Callable[[BlockConfig], bool] = lambda block: True
+    tables: tuple[str, ...] = ()
+    block: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_of(self, block: BlockConfig) -> bool:
+        parts = ((self.mixer, block.mixer), (self.mlp, block.mlp))
+        return all(config is None if part is None else part.fits(config) for part, config in parts) and self.fits(block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One ``model_type`` of transformers.
+
+    prefix:     of all names but the head's; files of the inner model alone lack it
+    model:      fields of our LanguageModelConfig, but for its layers    block: of our BlockConfig, but for its parts
+    kinds:      (their config) -> which of ``blocks`` each layer is    kinds_back: the way back, as fields of theirs
+    required:   theirs -> the only value that is supported, where a file has the field
+    written:    further fields of theirs that are always written
+    between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
+    constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
+    left_out:   what names begin with of tensors that the model does without, such as a head for the token after next
+    spellings:  parts of names that files may have in place of others: theirs -> as it is here
+    """
+
+    model_type: str
+    architecture: str
+    prefix: str = "model."
+    embedding: str = "embed_tokens.weight"
+    layers: str = "layers"
+    norm: str = "norm"
+    head: str = "lm_head.weight"
+    model: Mapping[str, Field]
+    block: Mapping[str, Field]
+    kinds: Callable[[Config], Sequence[str]]
+    kinds_back: Callable[[Sequence[str]], Mapping[str, Any]]
+    blocks: Mapping[str, Kind]
+    required: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    layers_field: str = "num_hidden_layers"
+    between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
+
+    @property
+    def where(self) -> str:
+        return f"transformers' {self.model_type} config"
+
+    def config(self, given: Config) -> LanguageModelConfig:
+        """Our config of the same model.
+
+        Errors:  CheckpointError for a value that is not supported.
+        """
+        where = self.where
+        require(given, {"quantization_config": None, **self.required}, where)
+        names = list(self.kinds(given))
+        unknown = next((name for name in names if name not in self.blocks), None)
+        if unknown is not None:
+            raise CheckpointError(f"{where}: a layer of kind {unknown!r}; known: {', '.join(self.blocks)}")
+        made = {name: self._block(self.blocks[name], given) for name in dict.fromkeys(names)}
+        values = {ours: _read(LanguageModelConfig, ours, one, given, where) for ours, one in self.model.items()}
+        with retold(CheckpointError, ConfigError, where=f"{where}: "):
+            return LanguageModelConfig(layers=tuple(made[name] for name in names), **self.constant, **values)
+
+    def _block(self, kind: Kind, given: Config) -> BlockConfig:
+        where = self.where
+        values = {ours: _read(BlockConfig, ours, one, given, where) for ours, one in self.block.items()}
+        both = (("mixer", kind.mixer), ("mlp", kind.mlp))
+        parts: dict[str, Any] = {name: None if part is None else part.read(given, where) for name, part in both}
+        with retold(CheckpointError, ConfigError, where=f"{where}: "):
+            return BlockConfig(**parts, **values, **kind.block)
+
+    def read(self, given: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
+        """The model of a ``config.json`` and its tensors. A tied head may be there or not.
+
+        Errors:  CheckpointError for a value that is not supported, and for a tensor that is missing, left over, or of
+                 a wrong shape.
+        """
+        tensors = {self.spelled(name): t for name, t in tensors.items() if not name.startswith(self.left_out)}
+        where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
+        prefix = prefix_in(self.prefix, self.embedding, names)
+        require_tensor(prefix + self.embedding, tensors, where)
+        kinds = list(self.kinds(given))
+        require_layers(len(kinds), self.layers_field, tensors, f"{prefix}{self.layers}.")
+        ours = self.config(given)
+        shape = (ours.vocab_size, ours.d_model)  # before a model of these sizes is built
+        require_shape(f"{where}: {prefix}{self.embedding}", tensors[prefix + self.embedding], shape)
+        return ours, read_entries(self.entries(ours, names, kinds), tensors, expected_shapes(ours), where=where)
+
+    def spelled(self, name: str) -> str:
+        """A name of a file as it is here."""
+        for theirs, here in self.spellings.items():
+            name = name.replace(theirs, here)
+        return name
+
+    def entries(
+        self,
+        config: LanguageModelConfig,
+        names: frozenset[str] | None = None,
+        kinds: Sequence[str | None] | None = None,
+    ) -> list[Entry]:
+        """The table of a model. names: of a file's tensors, kinds: of its layers; None: for one that is written."""
+        prefix = prefix_in(self.prefix, self.embedding, names)
+        held = names is not None and self.head in names
+        table = ends(prefix + self.embedding, self.head, tied=config.tie_embeddings, held=held)
+        table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
+        for i, (block, kind) in enumerate(zip(config.blocks, kinds or [None] * len(config.layers), strict=True)):
+            table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model, kind)
+        return table + self.between(config, f"{prefix}{self.layers}.")
+
+    def layer_entries(
+        self, block: BlockConfig, theirs: str, ours: str, d_model: int, name: str | None = None
+    ) -> list[Entry]:
+        """The table of one layer. name: of its kind; None: the first that it is of."""
+        kind = self.blocks[self._kind_of(block, "the layer") if name is None else name]
+        table = [Entry((theirs + name,), (), optional=True) for name in kind.tables]
+        parts = (("mixer", kind.mixer, block.mixer), ("mlp", kind.mlp, block.mlp))
+        for (name, part, config), norm in zip(parts, kind.norms):
+            if part is not None and config is not None:
+                table += affine(theirs + norm, f"{ours}{name}_norm", bias=block.norm == "layer") if norm else []
+                table += part.entries(config, theirs, f"{ours}{name}.", d_model)
+        return table
+
+    def write(self, config: LanguageModelConfig, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What ``AutoModelForCausalLM.from_pretrained`` reads."""
+        return self.theirs(config), write_entries(self.entries(config), tensors)
+
+    def theirs(self, config: LanguageModelConfig) -> dict[str, Any]:
+        """The config.json of the same model.
+
+        Errors:  CheckpointError that names what the family does not have.
+        """
+        where, d_model = f"transformers' {self.model_type}", config.d_model
+        full = explicit(config.in_full(), d_model)
+        names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
+        said: dict[str, Any] = {}
+        for ours, one in self.model.items():
+            _say(said, one.written(getattr(full, ours), full, d_model), where)
+        for name, block in zip(names, full.layers):
+            kind = self.blocks[name]
+            for ours, one in self.block.items():
+                _say(said, one.written(getattr(block, ours), block, d_model), where)
+            for part, inner in ((kind.mixer, block.mixer), (kind.mlp, block.mlp)):
+                _say(said, () if part is None else part.written(inner, d_model), where)
+        _say(said, self.kinds_back(names).items(), where)
+        head = {"architectures": [self.architecture], "model_type": self.model_type, self.layers_field: len(names)}
+        theirs = {**head, **UNKNOWN_TOKENS, **self.written, **said}
+        again = explicit(self.config(theirs).in_full(), d_model)
+        for difference in differences(essential(again), essential(full)):
+            raise CheckpointError(f"{where} does not have this model: {difference}")
+        return theirs
+
+    def _kind_of(self, block: BlockConfig, what: str) -> str:
+        found = next((name for name, kind in self.blocks.items() if kind.is_of(block)), None)
+        if found is None:
+            parts = " and ".join(type(part).__name__ for part in (block.mixer, block.mlp) if part is not None)
+            raise CheckpointError(f"transformers' {self.model_type} has no layer of {parts}, as {what} is")
+        return found
+
+
+def _read(config: type, ours: str, source: Field | Part, given: Config, where: str) -> Any:
+    if isinstance(source, Part):
+        return source.read(given, where)
+    value = source.read(given)
+    with retold(CheckpointError, ConfigError, where=f"{where}: "):
+        return schema(config)[ours].read(value, Place(source.theirs))
+
+
+def _say(said: dict[str, Any], fields: Any, where: str) -> None:
+    """Adds fields of theirs. Errors: CheckpointError where one is there already with another value."""
+    for name, value in fields:
+        if value is UNSAID:
+            continue
+        if isinstance(value, dict) and isinstance(said.get(name), dict):
+            value = {**said[name], **value}
+        elif said.setdefault(name, value) != value:
+            raise CheckpointError(
+                f"{where} has one {name} for all layers, and this model has {said[name]!r} and {value!r}"
+            )
+        said[name] = value

@@ -1,0 +1,176 @@
+"""Which tensors of theirs are which of ours, for one mixer or MLP, as most formats name them.
+
+A table is made for a config, by what the names of the part begin with there and here, both with a dot at their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statewise.checkpoints.convert.entries import Entry, affine, same
+from statewise.errors import CheckpointError
+from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.mamba import NORMED, MambaConfig
+from statewise.mixers.mamba2 import Mamba2Config
+from statewise.models.mlp import MLPConfig
+from statewise.models.moe import MoEConfig
+
+Table = Callable[[Any, str, str, int], list[Entry]]
+
+
+def output_bias(config: AttentionConfig | Mamba2Config) -> bool:
+    return config.bias if config.output_bias is None else config.output_bias
+
+
+def together(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)
+
+
+def separate_attention(
+    config: AttentionConfig, theirs: str, ours: str, d_model: int, *, output: str = "o_proj", into: str = "in_proj"
+) -> list[Entry]:
+    """A map for each of queries, keys and values."""
+    d_head = config.head_width(d_model)
+    n_kv_heads = config.n_heads if config.n_kv_heads is None else config.n_kv_heads
+    sizes = [n * d_head for n in (config.n_heads, n_kv_heads, n_kv_heads)]
+    table = affine(f"{theirs}{output}", f"{ours}out_proj", bias=output_bias(config))
+    for part in ("weight", "bias")[: 1 + config.bias]:
+        split = tuple(f"{theirs}{letter}_proj.{part}" for letter in "qkv")
+        table.append(Entry(split, (f"{ours}{into}.{part}",), together, lambda stacked: stacked.split(sizes)))
+    return table
+
+
+def mamba(config: MambaConfig, theirs: str, ours: str, d_model: int = 0) -> list[Entry]:
+    """As ``mamba_ssm`` names them, and Jamba its norms."""
+    table = [*_selective(config, theirs, ours), same(f"{theirs}dt_proj.bias", f"{ours}dynamics.dt_bias")]
+    table += [same(f"{theirs}{name}.weight", f"{ours}{name}.weight") for name in ("x_proj", "dt_proj")]
+    if config.norm_weights:
+        table += [same(f"{theirs}{n.lower()}_layernorm.weight", f"{ours}norm_weights.{n}") for n in NORMED]
+    return table
+
+
+def mamba2(config: Mamba2Config, theirs: str, ours: str, d_model: int = 0) -> list[Entry]:
+    """As ``mamba_ssm`` names them."""
+    table = [*_selective(config, theirs, ours), same(f"{theirs}dt_bias", f"{ours}dynamics.dt_bias")]
+    return [*table, same(f"{theirs}norm.weight", f"{ours}norm.weight")] if config.norm else table
+
+
+def _selective(config: MambaConfig | Mamba2Config, theirs: str, ours: str) -> list[Entry]:
+    bias = output_bias(config) if isinstance(config, Mamba2Config) else config.bias
+    return [
+        *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
+        *convolution(theirs, ours, bias=config.convolution_bias),
+        *affine(f"{theirs}out_proj", f"{ours}out_proj", bias=bias),
+        *(same(f"{theirs}{name}", f"{ours}dynamics.{name}") for name in ("A_log", "D")),
+    ]
+
+
+def convolution(theirs: str, ours: str, *, bias: bool, name: str = "conv1d") -> list[Entry]:
+    """Theirs is (width, 1, n_taps) with the oldest tap first, ours (width, n_taps) with the newest first."""
+
+    def to_ours(weight: Tensor) -> Tensor:
+        if weight.ndim != 3 or weight.shape[1] != 1:
+            raise CheckpointError(f"{theirs}{name}.weight has shape {tuple(weight.shape)}, expected (width, 1, n_taps)")
+        return weight.squeeze(1).flip(1)
+
+    weight = Entry(
+        (f"{theirs}{name}.weight",), (f"{ours}convolution.weight",), to_ours, lambda taps: taps.flip(1).unsqueeze(1)
+    )
+    return [weight, same(f"{theirs}{name}.bias", f"{ours}convolution.bias")] if bias else [weight]
+
+
+def gated_mlp(gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Table:
+    """Gate and value as two maps."""
+
+    def table(config: MLPConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
+        entries = affine(f"{theirs}{down}", f"{ours}out_proj", bias=config.bias)
+        for part in ("weight", "bias")[: 1 + config.bias]:
+            split = (f"{theirs}{gate}.{part}", f"{theirs}{up}.{part}")
+            entries.append(Entry(split, (f"{ours}in_proj.{part}",), together, lambda stacked: stacked.chunk(2)))
+        return entries
+
+    return table
+
+
+def plain_mlp(up: str = "up_proj", down: str = "down_proj") -> Table:
+    """One map in, gate and value side by side if there is a gate, and one out."""
+
+    def table(config: MLPConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
+        return [
+            *affine(f"{theirs}{up}", f"{ours}in_proj", bias=config.bias),
+            *affine(f"{theirs}{down}", f"{ours}out_proj", bias=config.bias),
+        ]
+
+    return table
+
+
+def stacked_experts(
+    router: str = "gate.weight",
+    into: str = "experts.gate_up_proj",
+    out: str = "experts.down_proj",
+    *,
+    bias: str = "gate.e_score_correction_bias",
+    shared_gate: str = "shared_expert_gate.weight",
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj"),
+) -> Table:
+    """All experts in two tensors, as ours are. The shared MLP is a part of its own."""
+
+    def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
+        return [
+            *_routed(config, theirs, ours, router, bias, shared_gate, latent),
+            same(f"{theirs}{into}", f"{ours}experts.in_proj"),
+            same(f"{theirs}{out}", f"{ours}experts.out_proj"),
+        ]
+
+    return table
+
+
+def single_experts(
+    router: str,
+    into: tuple[str, ...],
+    out: str,
+    *,
+    bias: str = "gate.e_score_correction_bias",
+    shared_gate: str = "shared_expert_gate.weight",
+    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj"),
+) -> Table:
+    """Each expert's maps by themselves, as "experts.{}.up_proj.weight"; ``into`` names gate and value, or one map."""
+
+    def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
+        n, k = config.n_experts, len(into)
+
+        def to_ours(*maps: Tensor) -> Tensor:
+            return torch.stack([torch.cat(maps[i * k : (i + 1) * k]) for i in range(n)])
+
+        def to_theirs(stacked: Tensor) -> tuple[Tensor, ...]:
+            return tuple(part.contiguous() for expert in stacked for part in expert.chunk(k))
+
+        names = tuple(theirs + name.format(i) for i in range(n) for name in into)
+        outs = tuple(theirs + out.format(i) for i in range(n))
+        return [
+            *_routed(config, theirs, ours, router, bias, shared_gate, latent),
+            Entry(names, (f"{ours}experts.in_proj",), to_ours, to_theirs),
+            Entry(
+                outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()
+            ),
+        ]
+
+    return table
+
+
+def _routed(
+    config: MoEConfig, theirs: str, ours: str, router: str, bias: str, shared_gate: str, latent: tuple[str, str]
+) -> list[Entry]:
+    table = [same(f"{theirs}{router}", f"{ours}router.map.weight")]
+    if config.correction_bias:
+        table.append(same(f"{theirs}{bias}", f"{ours}router.bias"))
+    if config.shared_gate:
+        table.append(same(f"{theirs}{shared_gate}", f"{ours}shared_gate.weight"))
+    if config.d_latent is not None:
+        for name, part in zip(latent, ("latent_in", "latent_out")):
+            table += affine(theirs + name, ours + part, bias=config.latent_bias)
+    return table
