@@ -19,6 +19,7 @@ from statewise.errors import InputError
 from statewise.estimation.structural import Irregular, Level
 from statewise.export import PARTS, export_file, export_onnx, refusal
 from statewise.export.step import require_program
+from statewise.mixers.attention import Attention
 from statewise.mixers.base import MixerConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.models.raw_input import InputConfig
@@ -101,9 +102,10 @@ def test_the_page_has_every_layer_and_says_what_leaves() -> None:
             assert (refusal(model, part) is None) != both
         assert row["stream, prefill, step"].startswith("yes")
         assert ("in one direction" in row["stream, prefill, step"]) == hasattr(config, "bidirectional")
-        attends = isinstance(config, sw.AttentionConfig)
+        mixer = config.build(8)
+        attends = any(isinstance(part, Attention) for part in mixer.parts())
         assert row["step as `.pt2`"] == ("with a window" if attends else "yes")
-        if isinstance(config, sw.AttentionConfig) and config.window is None:
+        if attends and not mixer.bounded_state:
             with pytest.raises(InputError, match=r"layers\[0\] is attention, .* write FILE\.onnx, or use a window$"):
                 require_program(model)
         else:

@@ -99,7 +99,7 @@ def kinds_back(names: Sequence[str]) -> dict[str, Any]:
 
 
 def between(config: LanguageModelConfig, layers: str) -> list[Entry]:
-    """The shared weights stand in the first layer that has them, and with them the adapters of all that have them."""
+    """The shared weights are in the first layer that has them, and with them the adapters of all that have them."""
     table: list[Entry] = []
     first: dict[int, int] = {}
     hybrids = [
