@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +22,12 @@ Weights = Annotated[
         help="Precision of the weights: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="The same bits for a row however it is cut, padded and batched. On the CPU, in float32; slower."
+    ),
+]
 Json = Annotated[
     bool | None,
     typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
@@ -33,6 +41,23 @@ def refuse_existing(path: Path) -> None:
     raise ConfigError(f"{path} exists already; give a new name, or replace it with --overwrite")
 
 
-def device_for(weights: str | None, device: str) -> str:
-    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU."""
-    return "cpu" if weights is not None and device == "auto" else device
+def may_be_exact(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that runs in exact mode if its option ``exact`` asks for it."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        if not given.get("exact"):
+            command(*args, **given)
+            return
+        from statewise.kernels.exact import exact
+
+        with exact():
+            command(*args, **given)
+
+    return run
+
+
+def device_for(weights: str | None, device: str, exact: bool = False) -> str:
+    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU, where
+    exact mode computes, too."""
+    return "cpu" if (weights is not None or exact) and device == "auto" else device

@@ -19,6 +19,7 @@ from statewise.decoding.reading import way_of
 from statewise.decoding.running import Running
 from statewise.decoding.states import check_plain, check_state, copied
 from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.models.quantised import is_quantised
 from statewise.operators.base import check_batch
@@ -116,6 +117,10 @@ class Decoder:
 
         states: the table of addresses; alike: see :func:`~statewise.decoding.call.call_step`
         """
+        if is_exact():
+            raise InputError(
+                "a Decoder has no exact form; in exact mode use the model itself, and generate without weights"
+            )
         program, n, n_threads = self._program, len(tokens.rows), native.n_threads()
         shared, local = program.widths
         scratch = torch.empty(n * (shared + n_threads * local), dtype=torch.float32, device="cpu")
@@ -179,6 +184,8 @@ def why_not(model: nn.Module) -> str | None:
     """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
     if not native.available():
         return f"the C kernels are not available: {native.why_not()}"
+    if is_exact():
+        return "in exact mode a model reads by its own step, whose sums have another order"
     return refusal(model)
 
 

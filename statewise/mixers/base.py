@@ -14,10 +14,13 @@ from typing import Any, ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
-from statewise.operators.base import check_batch
+from statewise.kernels.exact import is_exact
+from statewise.operators.base import check_batch, choose_rows
+from statewise.operators.folding import fold
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.recording import recording
 from statewise.operators.state_shape import at_rest, check_state
@@ -154,11 +157,15 @@ class Layer(nn.Module, abc.ABC):
                 if isinstance(masks, Masks)
                 else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
             )
-        x, notes = mask_time(x, masks.valid), recording()
-        if notes is None or not isinstance(self, Mixer):
-            return self.mix(x, state, masks)
+        x, notes, mix = mask_time(x, masks.valid), recording(), self.mix
+        if not isinstance(self, Mixer):
+            return mix(x, state, masks)
+        if self.exact_by_steps and is_exact() and x.shape[1]:
+            mix = self._by_steps
+        if notes is None:
+            return mix(x, state, masks)
         with notes.call(self, x):
-            return self.mix(x, state, masks)
+            return mix(x, state, masks)
 
 
 class Mixer(Freezable, Layer):
@@ -166,12 +173,32 @@ class Mixer(Freezable, Layer):
     checks the arguments of a call for all of them. Shapes, state and errors are those of a :class:`Layer`."""
 
     bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
+    exact_by_steps: bool = False  # True where only one step after the other is the same however a sequence is cut
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
     reads_memory: bool = False  # True where the state is another sequence that was read, as cross-attention's is
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
     has_norm: bool = False  # True where it norms what it reads, so that its block does not
     reads_embedding: bool = False  # True where it also reads masks.embedded, what the model's embedding gave
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
+
+    def _by_steps(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """One call of :meth:`mix` for every step: slow, and the same however the sequence is cut."""
+        begin = self.initial_state(x.shape[0], device=x.device) if state is None else state
+        carry, form = pytree.tree_flatten(begin)
+        steps = {"x": x, "valid": masks.valid, "starts": masks.starts, "observed": masks.observed}
+        given = {name: m for name, m in steps.items() if m is not None}
+
+        def step(carry: list[Tensor], inputs: list[Tensor], _: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            now = pytree.tree_unflatten(carry, form)
+            at = {name: m.unsqueeze(1) for name, m in zip(given, inputs)}
+            own = build_masks(at["x"], None, at.get("starts"))._replace(observed=at.get("observed"))
+            y, after = self.mix(at["x"], now, own)
+            if "valid" in at:
+                after = choose_rows(at["valid"][:, 0], after, now)
+            return pytree.tree_leaves(after), [y.squeeze(1)]
+
+        end, (y,) = fold(step, carry, [*given.values()], list(self.parameters()))
+        return mask_time(y, masks.valid), None if state is None else pytree.tree_unflatten(end, form)
 
     @abc.abstractmethod
     def state_shape(self) -> Any:

@@ -75,6 +75,8 @@ class MLSTM(Mixer):
     (torch.Size([1, 5, 16]), torch.Size([1, 2, 9, 4]))
     """
 
+    exact_by_steps = True  # the scales of a call come from sums over its steps
+
     def __init__(self, d_model: int, config: MLSTMConfig) -> None:
         super().__init__()
         self.d_model, self.config, self.n_heads = d_model, config, config.n_heads

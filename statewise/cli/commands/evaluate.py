@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, Json, TokenizerOption, Weights, Which, device_for, may_be_exact
 
 if TYPE_CHECKING:
     from statewise.cli.questions import Shown
@@ -33,6 +33,7 @@ def _asked(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, show_default=False, rich_help_panel="Questions and tasks", **more)
 
 
+@may_be_exact
 def evaluate(
     context: typer.Context,
     folder: Folder,
@@ -127,6 +128,7 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
     json: Json = None,
 ) -> None:
     """Measure how well a model does on a split of its data, on questions, or on tasks of lm-eval.
@@ -170,7 +172,7 @@ def evaluate(
     from statewise.cli.model_folder import open_model
     from statewise.cli.questions import ask, beside_published, run_tasks
 
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device, exact), tokenizer=tokenizer)
     if weights is not None:
         opened = opened.with_weights(weights)
     asked = {

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, device_for, may_be_exact
 from statewise.errors import DataError
 
 
+@may_be_exact
 def generate(
     folder: Folder,
     prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to continue. Repeatable.")] = None,
@@ -49,6 +50,7 @@ def generate(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Continue each prompt, and print the text as the model writes it."""
     from statewise.cli.console import read_prompt, write_generated
@@ -83,9 +85,9 @@ def generate(
     opened = open_model(
         folder,
         which=which,
-        device=device_for(weights, device),
+        device=device_for(weights, device, exact),
         tokenizer=tokenizer,
-        keep_quantised=weights is None,
+        keep_quantised=weights is None and not exact,
     )
     model = opened.language_model
     if opened.own_tokenizer is None and (folder / RUN_FILE).is_file():

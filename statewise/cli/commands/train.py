@@ -8,9 +8,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from statewise.cli.one_voice import one_voice
+from statewise.cli.options import Exact, may_be_exact
 
 
 @one_voice
+@may_be_exact
 def train(
     preset: Annotated[
         str | None,
@@ -98,6 +100,7 @@ def train(
         typer.Option(min=1, help="With several runs: how many at once. Default: one for each core; on CUDA 1."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
+    exact: Exact = False,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -169,6 +172,8 @@ def train(
     said["ignored_fields"] = tuple(ignored_fields or ())
     said |= {"targets": _columns(targets), "covariates": _columns(covariates), "horizon": horizon}
     several = seeds is not None or lrs is not None
+    if exact and several:
+        raise typer.BadParameter("--exact trains one run; leave out --seeds and --lrs", param_hint="--exact")
     if several and resume is not None:
         raise typer.BadParameter(
             "the seeds and rates of a folder of runs cannot change when you resume it; leave out --seeds and --lrs",
