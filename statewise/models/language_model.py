@@ -17,8 +17,8 @@ from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
-from statewise.models.rewinding import RewindableState
 from statewise.models.head import Head
+from statewise.models.rewinding import RewindableState
 from statewise.models.shared_transformer import share_weights
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
