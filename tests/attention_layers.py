@@ -19,6 +19,11 @@ CONFIGS = {
     "partly rotary": AttentionConfig(n_heads=2, n_kv_heads=1, d_head=6, d_rotary=4, rotary_base=100.0, window=33),
     "learned": AttentionConfig(n_heads=2, positions="learned", max_positions=400, bias=True),
     "scaled": AttentionConfig(n_heads=2, n_kv_heads=1, scale=1.0, window=6, bias=True),
+    "normed heads": AttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, d_rotary=2, qk_norm="head", window=6, gate=True),
+    "normed, offset": AttentionConfig(
+        n_heads=2, n_kv_heads=1, qk_norm="head", qk_norm_eps=1e-3, qk_norm_offset=True, gate=True, bias=True
+    ),
+    "normed together": AttentionConfig(n_heads=4, n_kv_heads=2, d_head=3, positions=None, qk_norm="all", scale=0.3),
     "no positions": AttentionConfig(n_heads=3, d_head=5, positions=None),
 }
 

@@ -10,7 +10,7 @@ from statewise.decoding.program import Program
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLP
-from statewise.models.rms_norm import RMSNorm
+from statewise.mixers.rms_norm import RMSNorm
 
 
 def emit_norm(

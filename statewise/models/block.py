@@ -14,10 +14,10 @@ from statewise.errors import ConfigError
 from statewise.mixers.base import Layer, Mixer, MixerConfig
 from statewise.mixers.dropout import build_dropout
 from statewise.mixers.no_mixer import NoMixer
+from statewise.mixers.rms_norm import RMSNorm
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLP, MLPConfig
 from statewise.models.moe import MoE, MoEConfig
-from statewise.models.rms_norm import RMSNorm
 from statewise.operators.masks import Masks
 
 NORMS = ("rms", "layer")  # those that act on each step alone

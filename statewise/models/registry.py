@@ -11,6 +11,7 @@ from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAt
 from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
 from statewise.mixers.gated_linear_attention import GLAConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
+from statewise.mixers.gated_convolution import GatedConvolutionConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.hippo_rnn import HiPPORNNConfig
@@ -54,6 +55,7 @@ CONFIG_TYPES: dict[str, type] = {
     "GLAConfig": GLAConfig,
     "GRUConfig": GRUConfig,
     "GSSConfig": GSSConfig,
+    "GatedConvolutionConfig": GatedConvolutionConfig,
     "GatedDeltaNetConfig": GatedDeltaNetConfig,
     "H3Config": H3Config,
     "HiPPORNNConfig": HiPPORNNConfig,

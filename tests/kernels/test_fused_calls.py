@@ -20,7 +20,7 @@ from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm
 from statewise.kernels.short_convolution import short_convolution
 from statewise.mixers.short_convolution import ShortConvolution
-from statewise.models.rms_norm import RMSNorm
+from statewise.mixers.rms_norm import RMSNorm
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -142,6 +142,14 @@ def test_rotary_is_a_complex_rotation() -> None:
     same(single.double(), rotate(x, far, d_rotary=10), 1e-6, "float32, a million tokens on")
 
 
+def normed_reference(x: Tensor, norm: Any, mixer: Attention) -> Tensor:
+    """Queries or keys (batch, length, width), group by group."""
+    weight = norm.weight + 1 if mixer.config.qk_norm_offset else norm.weight
+    groups = x.split(weight.shape[0], -1)
+    eps = mixer.config.qk_norm_eps
+    return torch.cat([g / (g.square().mean(-1, keepdim=True) + eps).sqrt() * weight for g in groups], -1)
+
+
 def mixer_reference(mixer: Attention, x: Tensor) -> Tensor:
     """The whole mixer on one document, from the definitions."""
     config, d_head = mixer.config, mixer.d_head
@@ -151,7 +159,10 @@ def mixer_reference(mixer: Attention, x: Tensor) -> Tensor:
         x = x + mixer.positions.weight[position]
     qkv = x @ mixer.in_proj.weight.T + (mixer.in_proj.bias if config.bias else 0)
     d_q, d_kv = config.n_heads * d_head, n_kv_heads * d_head
-    q, k, v = (part.unflatten(-1, (-1, d_head)) for part in (qkv[..., :d_q], *qkv[..., d_q:].split(d_kv, -1)))
+    q, k, v, gate = qkv.split((d_q, d_kv, d_kv, d_q if config.gate else 0), -1)
+    if config.qk_norm is not None:
+        q, k = normed_reference(q, mixer.q_norm, mixer), normed_reference(k, mixer.k_norm, mixer)
+    q, k, v = (part.unflatten(-1, (-1, d_head)) for part in (q, k, v))
     if config.positions == "rotary":
         half = (config.d_rotary or d_head) // 2
         frequency = config.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -163,6 +174,7 @@ def mixer_reference(mixer: Attention, x: Tensor) -> Tensor:
 
         q, k = turned(q), turned(k)
     y = attention_reference(q, k, v, window=config.window, scale=config.scale).flatten(2)
+    y = y / (1 + torch.exp(-gate)) if config.gate else y
     return y @ mixer.out_proj.weight.T + (mixer.out_proj.bias if config.bias else 0)
 
 
