@@ -87,10 +87,10 @@ if TYPE_CHECKING:
     from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig
     from statewise.mixers.delta_net import GatedDeltaNetConfig as GatedDeltaNetConfig
+    from statewise.mixers.gated_convolution import GatedConvolutionConfig as GatedConvolutionConfig
     from statewise.mixers.gated_linear_attention import GLAConfig as GLAConfig
     from statewise.mixers.gated_recurrence import GRUConfig as GRUConfig
     from statewise.mixers.gated_recurrence import LSTMConfig as LSTMConfig
-    from statewise.mixers.gated_convolution import GatedConvolutionConfig as GatedConvolutionConfig
     from statewise.mixers.gss import GSSConfig as GSSConfig
     from statewise.mixers.h3 import H3Config as H3Config
     from statewise.mixers.hippo_rnn import HiPPORNNConfig as HiPPORNNConfig

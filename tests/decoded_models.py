@@ -40,6 +40,14 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         sw.AttentionConfig(n_heads=3, d_head=9, d_rotary=4, rotary_base=100.0),
         sw.AttentionConfig(n_heads=1, n_kv_heads=1, positions=None, window=1),
     ),
+    "attention, normed and gated": (
+        sw.AttentionConfig(
+            n_heads=4, n_kv_heads=2, d_head=6, d_rotary=2, qk_norm="head", qk_norm_offset=True, gate=True
+        ),
+        sw.AttentionConfig(n_heads=2, n_kv_heads=1, d_head=7, positions=None, qk_norm="all", bias=True, window=5),
+        sw.GatedConvolutionConfig(),
+        sw.GatedConvolutionConfig(n_taps=1, bias=True),
+    ),
     "h3": (
         H3Config(d_state=6, d_shift=5),
         H3Config(d_state=22, d_head=2, d_shift=1, bias=False),

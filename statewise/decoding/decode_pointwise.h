@@ -83,6 +83,8 @@ INLINE vf32 activate(int64_t kind, vf32 x) {
     if (kind == RELU) return select_f32(x <= 0.0f, broadcast_f32(0.0f), x);
     if (kind == RELU2) return select_f32(x <= 0.0f, broadcast_f32(0.0f), x * x);
     if (kind == SILU) return silu_f32(x);
+    if (kind == SIGMOID) return sigmoid_f32(x);
+    if (kind == IDENTITY) return x;
     return 2.0f * sigmoid_f32(2.0f * x) - 1.0f;
 }
 
@@ -95,6 +97,18 @@ static void run_activation(const worker *me, const activation *a) {
             vf32 y = activate(a->kind, load_upto(x + i, left));
             if (a->gated) y *= load_upto(x + a->width + i, left);
             store_upto(x + i, y, left);
+        }
+    }
+}
+
+static void run_multiply(const worker *me, const multiply *a) {
+    range mine = share_of(me, a->width);
+    for (int64_t b = 0; b < me->step->n_rows; b++) {
+        float *x = at(me, a->x, b);
+        const float *by = at(me, a->by, b);
+        for (int64_t i = mine.first; i < mine.end; i += LANES) {
+            int64_t left = mine.end - i;
+            store_upto(x + i, load_upto(x + i, left) * activate(a->kind, load_upto(by + i, left)), left);
         }
     }
 }

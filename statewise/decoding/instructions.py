@@ -82,6 +82,8 @@ class ActivationKind(IntEnum):
     SILU = 3
     TANH = 4
     RELU2 = 5
+    SIGMOID = 6
+    IDENTITY = 7
 
 
 # -- structs -----------------------------------------------------------------------------------------------------------
@@ -337,6 +339,15 @@ class Activation(Instruction):
     width: Count
     gated: Flag
     x: Place
+
+
+class Multiply(Instruction):
+    """x *= f(by)"""
+
+    kind: ActivationKind
+    width: Count
+    x: Place
+    by: Place
 
 
 class Advance(Instruction):

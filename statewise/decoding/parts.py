@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from statewise.decoding.instructions import Activation, ActivationKind, Convolution, Norm, NormKind, Place, Slot
 from statewise.decoding.program import Program
+from statewise.mixers.rms_norm import RMSNorm
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLP
-from statewise.mixers.rms_norm import RMSNorm
 
 
 def emit_norm(
@@ -27,7 +27,7 @@ def emit_norm(
     weight: Tensor = norm.weight
     bias: Tensor | None = None
     if isinstance(norm, RMSNorm):
-        kind = NormKind.RMS
+        kind, weight = NormKind.RMS, norm.factor
     elif isinstance(norm, BatchNorm):  # in evaluation an affine map
         kind = NormKind.AFFINE
         weight = norm.weight.double() * (norm.running_variance.double() + norm.eps).rsqrt()
@@ -83,8 +83,10 @@ def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
     program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, wait=True)
 
 
-def emit_convolution(program: Program, convolution: ShortConvolution, x: Place, state: Slot) -> None:
-    """In place, SiLU included."""
-    width, n_taps = convolution.weight.shape
+def emit_convolution(
+    program: Program, convolution: ShortConvolution, x: Place, state: Slot, *, wait: bool = True
+) -> None:
+    """In place, SiLU included if it has that."""
+    (width, n_taps), silu = convolution.weight.shape, convolution.activation == "silu"
     taps, bias = convolution.weight.T, convolution.bias
-    program.emit(Convolution(width=width, n_taps=n_taps, taps=taps, bias=bias, x=x, state=state, silu=True), wait=True)
+    program.emit(Convolution(width=width, n_taps=n_taps, taps=taps, bias=bias, x=x, state=state, silu=silu), wait=wait)

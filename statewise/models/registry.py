@@ -9,9 +9,9 @@ from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
 from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
+from statewise.mixers.gated_convolution import GatedConvolutionConfig
 from statewise.mixers.gated_linear_attention import GLAConfig
 from statewise.mixers.gated_recurrence import GRUConfig, LSTMConfig
-from statewise.mixers.gated_convolution import GatedConvolutionConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.hippo_rnn import HiPPORNNConfig

@@ -19,8 +19,8 @@ from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.rms_norm import rms_norm
 from statewise.kernels.short_convolution import short_convolution
-from statewise.mixers.short_convolution import ShortConvolution
 from statewise.mixers.rms_norm import RMSNorm
+from statewise.mixers.short_convolution import ShortConvolution
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from statewise.decoding.instructions import Place
 from statewise.decoding.mixers.attention import attention_refusal, emit_attention
 from statewise.decoding.mixers.delta_net import emit_delta_net
+from statewise.decoding.mixers.gated_convolution import emit_gated_convolution
 from statewise.decoding.mixers.h3 import emit_h3
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
@@ -20,6 +21,7 @@ from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
+from statewise.mixers.gated_convolution import GatedConvolution
 from statewise.mixers.h3 import H3
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
@@ -42,5 +44,6 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         H3: Emitter(emit_h3),
         DeltaNet: Emitter(emit_delta_net),
         GatedDeltaNet: Emitter(emit_delta_net),
+        GatedConvolution: Emitter(emit_gated_convolution),
     }
 )

@@ -7,10 +7,11 @@ import math
 import torch
 
 from statewise.decoding import instructions
-from statewise.decoding.instructions import AddRow, Advance, Angles, Norm, NormKind, Place
+from statewise.decoding.instructions import ActivationKind, AddRow, Advance, Angles, Multiply, Norm, NormKind, Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, StateTable
 from statewise.mixers.attention import Attention
+from statewise.mixers.rms_norm import RMSNorm
 
 
 def attention_refusal(mixer: Attention) -> str | None:
@@ -44,6 +45,8 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
     n_angles = mixer.d_rotary // 2
     angles = program.buffer("angles", 2 * n_angles, local=True)
     program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
+    _emit_norm(program, mixer, mixer.q_norm, projected, n_heads, wait=False)
+    _emit_norm(program, mixer, mixer.k_norm, projected.after(n_heads * d_head), mixer.n_kv_heads, wait=True)
     if n_angles:
         exponents = torch.arange(n_angles, dtype=torch.float64, device="cpu") * (-1.0 / n_angles)
         frequencies = config.rotary_base**exponents
@@ -63,5 +66,27 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
     )
     program.emit(attention, wait=True)
     program.emit(Advance(history=state.slot))
+    if config.gate:
+        gate = projected.after(mixer.sizes[0])
+        program.emit(Multiply(kind=ActivationKind.SIGMOID, width=n_heads * d_head, x=attended, by=gate), wait=True)
     program.linear(mixer.out_proj.weight, mixer.out_proj.bias, attended, residual, add=True, wait=True)
     return state
+
+
+def _emit_norm(program: Program, mixer: Attention, norm: RMSNorm | None, x: Place, n_heads: int, *, wait: bool) -> None:
+    """In place, of the queries or the keys."""
+    if norm is None:
+        return
+    width, by_head = n_heads * mixer.d_head, mixer.config.qk_norm == "head"
+    instruction = Norm(
+        kind=NormKind.RMS,
+        width=width,
+        n_groups=n_heads if by_head else 1,
+        epsilon=float(norm.eps or 0.0),
+        weight=norm.factor.repeat(n_heads) if by_head else norm.factor,
+        bias=None,
+        input=x,
+        output=x,
+        gate=None,
+    )
+    program.emit(instruction, wait=wait)
