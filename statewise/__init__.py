@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from statewise.mixers.hippo_rnn import HiPPORNNConfig as HiPPORNNConfig
     from statewise.mixers.kalman import KalmanConfig as KalmanConfig
     from statewise.mixers.kimi_delta_attention import KDAConfig as KDAConfig
+    from statewise.mixers.latent_attention import LatentAttentionConfig as LatentAttentionConfig
     from statewise.mixers.linear_attention import LinearAttentionConfig as LinearAttentionConfig
     from statewise.mixers.lmu import LMUConfig as LMUConfig
     from statewise.mixers.lssl import LSSLConfig as LSSLConfig

@@ -366,6 +366,7 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "attention, grouped": sw.AttentionConfig(n_heads=4, n_kv_heads=2, positions=None),
     "attention, normed and gated": sw.AttentionConfig(n_heads=2, d_head=6, d_rotary=2, qk_norm="head", gate=True),
     "attention, normed together": sw.AttentionConfig(n_heads=2, qk_norm="all", qk_norm_offset=True, window=9),
+    "latent attention": sw.LatentAttentionConfig(n_heads=2, d_key=3, d_value=2, d_shared=2, rank=4),
     "attention, window": sw.AttentionConfig(n_heads=2, window=7),
     "attention, window of one": sw.AttentionConfig(n_heads=2, window=1),
     "attention, short window": sw.AttentionConfig(n_heads=2, window=4),

@@ -178,12 +178,12 @@ def release(state: AttentionState) -> None:
 def copy_with_room(state: AttentionState, length: int, window: int | None = None) -> AttentionState:
     """The same history in tensors of its own, without its graph, with room for ``length`` more tokens at least."""
     old_keys, old_values, start = _recent(state, window)
-    batch, n_history, n_kv_heads, d_head = old_keys.shape
+    n_history = old_keys.shape[1]
     needed = n_history + length
     capacity = 1 << (needed - 1).bit_length()
     if window is not None and needed >= window:
         capacity = needed + window  # as many steps until the next copy as the copy has tokens
-    keys, values = (old.new_empty(batch, capacity, n_kv_heads, d_head) for old in (old_keys, old_values))
+    keys, values = (old.new_empty(len(old), capacity, *old.shape[2:]) for old in (old_keys, old_values))
     for buffer, old in ((keys, old_keys), (values, old_values)):
         buffer[:, :n_history] = old.detach()
         buffer[:, n_history:] = 0  # spare slots are saved with the state
@@ -228,9 +228,9 @@ def concatenate(state: AttentionState, own: Context) -> tuple[Context, Attention
 def check_history(reader: str, history: AttentionState) -> None:
     """Errors:  InputError unless keys and values go together; their shapes alone are as declared."""
     keys, values = history.keys, history.values
-    if keys.shape != values.shape or keys.dtype != values.dtype:
+    if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
         raise InputError(
-            f"{reader} needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
+            f"{reader} needs keys and values of one length and dtype in its state, got {tuple(keys.shape)} in "
             f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
         )
 
@@ -284,6 +284,8 @@ def _may_write(state: AttentionState) -> bool:
         return False
     for buffer in (keys, values):
         _, capacity, n_kv_heads, d_head = buffer.shape
+        if d_head == 0:  # nothing is written
+            continue
         if buffer.stride()[1:] != (n_kv_heads * d_head, d_head, 1):
             return False
         if len(filled) > 1 and buffer.stride(0) < capacity * n_kv_heads * d_head:  # expanded: rows lie on each other

@@ -58,7 +58,8 @@ def attention_reference(
                 weight = (k[b, seen, h // repeats] @ q[b, t, h] * scale).exp()
                 weight = weight / weight.sum()
                 rows.append((weight if noise is None else weight * noise[b, h, t, seen]) @ v[b, seen, h // repeats])
-    return torch.stack(rows).reshape(batch, length, n_heads, d_head) if rows else torch.zeros_like(q)
+    empty = q.new_zeros(0, v.shape[-1])
+    return torch.stack(rows or [empty]).reshape(batch, length, n_heads, v.shape[-1])
 
 
 def attend(
@@ -73,7 +74,8 @@ def attend(
 ) -> Tensor:
     """Attention of each query to the range of keys named above, through ``scaled_dot_product_attention``.
 
-    Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q
+    Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q; values may
+             have another width, which is then the result's
              n_history: how many keys precede the first query's own; (batch,) where the rows differ
              first: (batch or 1, length) time of the first key a query may see; None where all keys may be seen
              dropout: of the weights, (batch, n_heads, queries, keys) -> the same, after their softmax
@@ -146,7 +148,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     n_groups = k.shape[2]
     grouped = q.reshape(batch, n_groups, n_heads // n_groups, d_head)
     y = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
-    return y.reshape(batch, 1, n_heads, d_head)
+    return y.reshape(batch, 1, n_heads, v.shape[-1])
 
 
 FARTHEST = 2**62  # steps; a window may be any number, a time is one of 64 bits

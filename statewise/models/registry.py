@@ -17,6 +17,7 @@ from statewise.mixers.h3 import H3Config
 from statewise.mixers.hippo_rnn import HiPPORNNConfig
 from statewise.mixers.kalman import KalmanConfig
 from statewise.mixers.kimi_delta_attention import KDAConfig
+from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.linear_attention import LinearAttentionConfig
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -65,6 +66,7 @@ CONFIG_TYPES: dict[str, type] = {
     "LSSLConfig": LSSLConfig,
     "LSTMConfig": LSTMConfig,
     "LanguageModelConfig": LanguageModelConfig,
+    "LatentAttentionConfig": LatentAttentionConfig,
     "LinearAttentionConfig": LinearAttentionConfig,
     "LinearCrossAttentionConfig": LinearCrossAttentionConfig,
     "MLPConfig": MLPConfig,

@@ -39,6 +39,7 @@ EXAMPLES: tuple[Config, ...] = (
         mixer=MIXER, attention=sw.AttentionConfig(n_heads=2, d_head=8), mlp=sw.MLPConfig(), d_adapter=2
     ),
     sw.ParallelMixersConfig(first=MIXER, second=sw.AttentionConfig(n_heads=2)),
+    sw.LatentAttentionConfig(n_heads=2),
     sw.LinearAttentionConfig(n_heads=2),
     sw.LinearCrossAttentionConfig(n_heads=2),
     sw.StructuredMaskedAttentionConfig(n_heads=2),
