@@ -230,7 +230,7 @@ def check_history(reader: str, history: AttentionState) -> None:
     keys, values = history.keys, history.values
     if keys.shape[:3] != values.shape[:3] or keys.dtype != values.dtype:
         raise InputError(
-            f"{reader} needs keys and values of one length and dtype in its state, got {tuple(keys.shape)} in "
+            f"{reader} needs keys and values of one shape and dtype in its state, got {tuple(keys.shape)} in "
             f"{keys.dtype} and {tuple(values.shape)} in {values.dtype}"
         )
 

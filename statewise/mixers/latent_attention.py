@@ -1,4 +1,4 @@
-"""Multi-head latent attention: the heads' keys and values are maps of one small vector a token, which is the history."""
+"""Multi-head latent attention: keys and values are maps of one small vector a token, which is the history."""
 
 from __future__ import annotations
 
@@ -128,9 +128,8 @@ class LatentAttention(Mixer):
             context, after = state.extend(Context(keys, keys[..., :0], masks.lengths, began))
             context = context._replace(values=context.keys[..., : self.config.rank])
             up_key, up_value = self._maps()
-            q = torch.cat(
-                (torch.einsum("blhk,hkr->blhr", q[..., : self.config.d_key], up_key), q[..., -s.shape[-1] :]), -1
-            )
+            own, shared = q.split((self.config.d_key, self.config.d_shared), -1)
+            q = torch.cat((torch.einsum("blhk,hkr->blhr", own, up_key), shared), -1)
             q = q * (q.shape[-1] / self.d_query) ** 0.5  # what attends divides by the square root of its width
             y = state.attend(q, context, dropout)
             y, state = torch.einsum("blhr,hvr->blhv", y, up_value.to(y.dtype)), after
