@@ -20,14 +20,16 @@ from statewise.models.mlp import MLP, MLPConfig
 from statewise.models.moe import MoE, MoEConfig
 from statewise.operators.masks import Masks
 
-NORMS = ("rms", "layer")  # those that act on each step alone
+NORMS = ("rms", "rms_offset", "layer")  # those that act on each step alone
 BLOCK_NORMS = (*NORMS, "batch")
 PLACEMENTS = ("pre", "post", "after", "parallel")
 
 
 def build_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm:
     """RMSNorm or LayerNorm over the last axis, both with learned weights."""
-    return RMSNorm(d_model, eps=eps) if kind == "rms" else nn.LayerNorm(d_model, eps=eps)
+    if kind == "layer":
+        return nn.LayerNorm(d_model, eps=eps)
+    return RMSNorm(d_model, eps=eps, offset=kind == "rms_offset")
 
 
 def build_any_norm(kind: str, d_model: int, eps: float) -> RMSNorm | nn.LayerNorm | BatchNorm:
@@ -41,7 +43,8 @@ class BlockConfig(Config):
 
     mixer:     None: the block is an MLP alone, with one norm and no state
     mlp:       one MLP, or a mixture of many; None: none
-    norm:      "rms", "layer" or "batch" (:class:`~statewise.models.batch_norm.BatchNorm`)
+    norm:      "rms", "rms_offset" (its weight stored less 1), "layer" or "batch"
+               (:class:`~statewise.models.batch_norm.BatchNorm`)
     placement: "pre": x + f(norm(x)); "post": norm(x + f(x)), "after": x + norm(f(x)); for the mixer and then
                for the MLP;
                "parallel": x + mixer(norm(x)) + mlp(norm'(x)), both of one x (Wang & Komatsuzaki 2021, GPT-J; GPT-NeoX,

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from statewise.configuration.types import Count, Finite, Fraction, Natural, NonNegative, OneOf
+from statewise.configuration.types import Count, Finite, Fraction, Natural, NonNegative, OneOf, Positive
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import may_read, whole
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
 from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
+from statewise.models.head import Head
 from statewise.models.shared_transformer import share_weights
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, check_state
@@ -42,6 +43,7 @@ class LanguageModelConfig(ModelConfig):
                    the positions are added, and back. None: d_model, and no maps
     embedding_scale: by which the embedding of a token is multiplied
     logit_scale:   by which the logits are multiplied: the features are, before the head
+    logit_cap:     the logits are cap tanh(logits / cap), behind the scale; None: as they are
     embedding_std: standard deviation of the embedding, of the positions and of these maps, at initialisation
     """
 
@@ -58,6 +60,7 @@ class LanguageModelConfig(ModelConfig):
     d_embedding: Count | None = None
     embedding_scale: Finite = 1.0
     logit_scale: Finite = 1.0
+    logit_cap: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.position_offset and self.max_positions is None:
@@ -111,7 +114,7 @@ class LanguageModel(Model):
                     "to predict; build it with bidirectional=False"
                 )
         self.norm = None if config.norm is None else build_norm(config.norm, d_model, config.norm_eps)
-        self.head = Linear(d_embedding, config.vocab_size, bias=False)
+        self.head = Head(d_embedding, config.vocab_size, cap=config.logit_cap)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
         self.reset_parameters()

@@ -259,8 +259,8 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"layers": (replace(BLOCK, mixer=replace(ATTENTION, scale=0.3)),)}, "scale=0.3"),
     "layers": ({"layers": (BLOCK, replace(BLOCK, mlp=sw.MLPConfig(expand=2)))}, r"layers\[1\] differs"),
     "no bias": ({"layers": (replace(BLOCK, mixer=replace(ATTENTION, bias=False)),)}, "bias=False"),
-    "gate": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, gate=True)),)}, "gate=True"),
-    "qk_norm": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, qk_norm="head")),)}, "qk_norm='head'"),
+    "gate": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, gate=True)),)}, "AttentionConfig.gate"),
+    "qk_norm": ({"layers": (replace(BLOCK, mixer=replace(BLOCK.mixer, qk_norm="head")),)}, "AttentionConfig.qk_norm"),
     "parallel": ({"layers": (replace(BLOCK, placement="parallel"),)}, "placement='parallel'"),
     "two windows": (
         {"layers": tuple(replace(BLOCK, mixer=replace(NEO_LIKE, window=w)) for w in (3, 4))},

@@ -65,8 +65,7 @@ def _plain(block: BlockConfig, i: int, first: BlockConfig, positions: str | None
     assert first.mlp is not None
     only(block, {"norm": "layer"}, f"layers[{i}]", where)
     d_head = mixer.head_width(d_model)
-    plain = {"positions": positions, "n_taps": None, "max_positions": None, "qk_norm": None, "gate": False}
-    only(mixer, plain, f"layers[{i}]", where)
+    only(mixer, {"positions": positions, "n_taps": None, "max_positions": None}, f"layers[{i}]", where)
     if mixer.n_kv_heads not in (None, mixer.n_heads) or d_head * mixer.n_heads != d_model:
         raise CheckpointError(f"{where} has as many key heads as query heads, d_model / n_heads wide; not layers[{i}]")
     only(block.mlp, {"gated": False}, f"layers[{i}]", where)

@@ -8,6 +8,7 @@ from typing import Any
 
 from statewise.configuration.base import defaults
 from statewise.errors import CheckpointError
+from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
@@ -17,7 +18,8 @@ from statewise.models.moe import MoEConfig
 
 EXTRAS: Mapping[type, tuple[str, ...]] = {
     BlockConfig: ("branch_scale",),
-    LanguageModelConfig: ("embedding_scale", "logit_scale"),
+    AttentionConfig: ("qk_norm", "gate"),
+    LanguageModelConfig: ("embedding_scale", "logit_scale", "logit_cap"),
     MLPConfig: ("gate_scale", "output_scale"),
     Mamba2Config: ("n_heads", "norm", "output_bias", "projection_scales"),
     MambaConfig: ("norm_weights",),

@@ -161,8 +161,6 @@ def _needs(config: LanguageModelConfig, architecture: str) -> Iterator[tuple[str
             ("output_bias", output_bias, True),
             ("window", mixer.window, None),
             ("n_taps", mixer.n_taps, None),
-            ("qk_norm", mixer.qk_norm, None),
-            ("gate", mixer.gate, False),
             ("scale", mixer.scale, None),
         ):
             yield f"{where}{field}", found, wanted

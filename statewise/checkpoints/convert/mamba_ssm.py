@@ -264,8 +264,7 @@ def _ssm_cfg(mixer: MixerConfig) -> dict[str, Any]:
 
 
 def _attn_cfg(mixer: AttentionConfig, d_model: int) -> dict[str, Any]:
-    plain = {"window": None, "max_positions": None, "scale": None, "qk_norm": None, "gate": False}
-    only(mixer, plain, "the attention", "mamba_ssm")
+    only(mixer, {"window": None, "max_positions": None, "scale": None}, "the attention", "mamba_ssm")
     d_head = mixer.head_width(d_model)
     return {
         "causal": True,

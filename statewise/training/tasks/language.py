@@ -183,7 +183,7 @@ def token_loss(model: LanguageModel, features: Tensor, targets: Tensor) -> Tenso
 
     Shapes:  features: (..., d_model)   targets: (...) int64   ->   (), in float32 or wider
     """
-    if targets.numel() * model.config.vocab_size > MANY_LOGITS:
+    if targets.numel() * model.config.vocab_size > MANY_LOGITS and model.config.logit_cap is None:
         return linear_cross_entropy(features.flatten(0, -2), model.head.weight, targets.flatten())
     logits = model.head(features)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

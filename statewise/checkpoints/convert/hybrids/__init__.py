@@ -29,6 +29,13 @@ FAMILIES: Mapping[str, str] = {
     "nemotron_h": "nemotron_h",
     "jamba": "jamba",
     "zamba2": "zamba2",
+    "lfm2": "lfm2",
+    "qwen3_5_text": "qwen3_next",
+    "qwen3_next": "qwen3_next",
+    "olmo_hybrid": "olmo_hybrid",
+    "kimi_linear": "kimi_linear",
+    "recurrent_gemma": "recurrent_gemma",
+    "xlstm": "xlstm",
 }
 
 

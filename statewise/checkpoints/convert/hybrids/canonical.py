@@ -8,8 +8,13 @@ from typing import Any
 
 from statewise.configuration.base import defaults
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.delta_net import GatedDeltaNetConfig
+from statewise.mixers.kimi_delta_attention import KDAConfig
+from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.mlstm import MLSTMConfig
+from statewise.mixers.rg_lru import RGLRUConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
@@ -20,6 +25,11 @@ DIGITS = 12  # of a number that a file has in another form, as a divisor
 # Which fields say nothing of the outputs: of initialisation, of training, of how it is computed
 SILENT: Mapping[type, tuple[str, ...]] = {
     AttentionConfig: ("dropout", "weight_std"),
+    GatedDeltaNetConfig: ("a_range", "dt_range", "dt_floor", "chunk_length"),
+    KDAConfig: ("a_range", "dt_range", "dt_floor", "chunk_length"),
+    LatentAttentionConfig: ("dropout", "weight_std"),
+    MLSTMConfig: ("chunk_length",),
+    RGLRUConfig: ("a_range",),
     BlockConfig: ("dropout", "tied_dropout"),
     LanguageModelConfig: ("embedding_dropout", "embedding_std"),
     MLPConfig: ("weight_std",),
@@ -66,7 +76,27 @@ def _attention(config: AttentionConfig, d_model: int) -> dict[str, Any]:
         "output_bias": config.bias if config.output_bias is None else config.output_bias,
         "d_rotary": config.rotary_width(d_head) if rotary else None,
         "rotary_base": config.rotary_base if rotary else defaults(AttentionConfig)["rotary_base"],
+        "qk_norm_eps": defaults(AttentionConfig)["qk_norm_eps"] if config.qk_norm is None else config.qk_norm_eps,
     }
+
+
+def _delta(config: GatedDeltaNetConfig, d_model: int) -> dict[str, Any]:
+    return {"n_key_heads": config.n_heads if config.n_key_heads is None else config.n_key_heads}
+
+
+def _kda(config: KDAConfig, d_model: int) -> dict[str, Any]:
+    return {"rank": config.d_value if config.rank is None else config.rank}
+
+
+def _mlstm(config: MLSTMConfig, d_model: int) -> dict[str, Any]:
+    return {
+        "d_key": d_model // (2 * config.n_heads) if config.d_key is None else config.d_key,
+        "d_value": d_model // config.n_heads if config.d_value is None else config.d_value,
+    }
+
+
+def _rg_lru(config: RGLRUConfig, d_model: int) -> dict[str, Any]:
+    return {"d_inner": d_model if config.d_inner is None else config.d_inner}
 
 
 def _mamba2(config: Mamba2Config, d_model: int) -> dict[str, Any]:
@@ -97,6 +127,10 @@ def _moe(config: MoEConfig, d_model: int) -> dict[str, Any]:
 
 EXPLICIT: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     AttentionConfig: _attention,
+    GatedDeltaNetConfig: _delta,
+    KDAConfig: _kda,
+    MLSTMConfig: _mlstm,
+    RGLRUConfig: _rg_lru,
     MLPConfig: _mlp,
     Mamba2Config: _mamba2,
     MambaConfig: _mamba,

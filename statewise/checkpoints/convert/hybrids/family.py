@@ -135,6 +135,7 @@ class Family:
     written:    further fields of theirs that are always written
     between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
     constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
+    spellings:  parts of names that files may have in place of others: theirs -> as it is here
     """
 
     model_type: str
@@ -152,6 +153,7 @@ class Family:
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
     layers_field: str = "num_hidden_layers"
     between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
 
@@ -189,29 +191,42 @@ class Family:
         Errors:  CheckpointError for a value that is not supported, and for a tensor that is missing, left over, or of
                  a wrong shape.
         """
+        tensors = {self._spelled(name): tensor for name, tensor in tensors.items()}
         where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
-        n_layers = len(self.kinds(given))
-        require_layers(n_layers, self.layers_field, tensors, f"{prefix}{self.layers}.")
+        kinds = list(self.kinds(given))
+        require_layers(len(kinds), self.layers_field, tensors, f"{prefix}{self.layers}.")
         ours = self.config(given)
         shape = (ours.vocab_size, ours.d_model)  # before a model of these sizes is built
         require_shape(f"{where}: {prefix}{self.embedding}", tensors[prefix + self.embedding], shape)
-        return ours, read_entries(self.entries(ours, names), tensors, expected_shapes(ours), where=where)
+        return ours, read_entries(self.entries(ours, names, kinds), tensors, expected_shapes(ours), where=where)
 
-    def entries(self, config: LanguageModelConfig, names: frozenset[str] | None = None) -> list[Entry]:
-        """The table of a model. names: of the tensors of a file; None: for one that is written."""
+    def _spelled(self, name: str) -> str:
+        for theirs, here in self.spellings.items():
+            name = name.replace(theirs, here)
+        return name
+
+    def entries(
+        self,
+        config: LanguageModelConfig,
+        names: frozenset[str] | None = None,
+        kinds: Sequence[str | None] | None = None,
+    ) -> list[Entry]:
+        """The table of a model. names: of the tensors of a file, kinds: of its layers; None: for one that is written."""
         prefix = prefix_in(self.prefix, self.embedding, names)
         held = names is not None and self.head in names
         table = ends(prefix + self.embedding, self.head, tied=config.tie_embeddings, held=held)
         table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
-        for i, block in enumerate(config.blocks):
-            table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model)
+        for i, (block, kind) in enumerate(zip(config.blocks, kinds or [None] * len(config.layers), strict=True)):
+            table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model, kind)
         return table + self.between(config, f"{prefix}{self.layers}.")
 
-    def layer_entries(self, block: BlockConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
-        """The table of one layer."""
-        kind = self.blocks[self._kind_of(block, "the layer")]
+    def layer_entries(
+        self, block: BlockConfig, theirs: str, ours: str, d_model: int, name: str | None = None
+    ) -> list[Entry]:
+        """The table of one layer. name: of its kind; None: the first that it is of."""
+        kind = self.blocks[self._kind_of(block, "the layer") if name is None else name]
         table = [Entry((theirs + name,), (), optional=True) for name in kind.tables]
         parts = (("mixer", kind.mixer, block.mixer), ("mlp", kind.mlp, block.mlp))
         for (name, part, config), norm in zip(parts, kind.norms):
