@@ -120,26 +120,40 @@ def in_pieces(model: LanguageModel, tokens: Tensor, pieces: list[int]) -> Tensor
     return torch.cat(logits, 1)
 
 
+def _exact(path: Path, tokens: Tensor) -> Tensor:
+    """That library's logits in float64."""
+    with in_float64():
+        theirs = reference(path).double()
+        for module in theirs.modules():  # what it computed in float32 when it was made
+            if hasattr(module, "compute_default_rope_parameters"):
+                module.inv_freq = module.compute_default_rope_parameters(module.config)[0]
+        logits: Tensor = theirs(tokens).logits
+        return logits
+
+
+@cache
+def tolerance(path: Path) -> float:
+    """1e-5, or what rounding makes of that library's own logits, if that is more: where a query misses all keys, a head
+    of the delta rule gives almost nothing, and the norm behind it blows it up."""
+    tokens = ids(2, sum(PIECES))
+    return max(1e-5, 4 * far(reference(path)(tokens).logits.double(), _exact(path, tokens)))
+
+
 @torch.no_grad()
 def check_logits(case: Case, folder: Path) -> None:
     """Whole rows and pieces of them: to 1e-5 in float32."""
     path, tokens = saved(case, folder), ids(2, sum(PIECES))
     expected, model = reference(path)(tokens).logits, loaded(path)
-    assert far(model(tokens)[0], expected) < 1e-5
-    assert far(in_pieces(model, tokens, PIECES), expected) < 1e-5
-    assert far(in_pieces(model, tokens, [1] * sum(PIECES)), expected) < 1e-5
+    assert far(model(tokens)[0], expected) < tolerance(path)
+    assert far(in_pieces(model, tokens, PIECES), expected) < tolerance(path)
+    assert far(in_pieces(model, tokens, [1] * sum(PIECES)), expected) < tolerance(path)
 
 
 @torch.no_grad()
 def check_float64(case: Case, folder: Path) -> None:
     """The same to 1e-9 in float64."""
     path, tokens = saved(case, folder), ids(2, sum(PIECES))
-    with in_float64():
-        theirs = reference(path).double()
-        for module in theirs.modules():  # what it computed in float32 when it was made
-            if hasattr(module, "compute_default_rope_parameters"):
-                module.inv_freq = module.compute_default_rope_parameters(module.config)[0]
-        expected = theirs(tokens).logits
+    expected = _exact(path, tokens)
     model = loaded(path, torch.float64)
     assert far(model(tokens)[0], expected) < 1e-9
     assert far(in_pieces(model, tokens, PIECES), expected) < 1e-9
@@ -155,23 +169,23 @@ def check_padding(case: Case, folder: Path) -> None:
     beyond = torch.arange(30) >= lengths[:, None]
     padded, state = model(tokens.masked_fill(beyond, 10**6), model.initial_state(3), lengths=lengths)
     for row, n in enumerate(lengths.tolist()):
-        assert far(padded[row, :n], single[row]) < 1e-5
+        assert far(padded[row, :n], single[row]) < tolerance(path)
     assert state is not None
     assert state.position.tolist() == lengths.tolist()
     after = model(ids(3, 4, seed=2), state)[0]
     for row, n in enumerate(lengths.tolist()):
         whole = torch.cat([tokens[row, :n], ids(3, 4, seed=2)[row]])[None]
-        assert far(after[row], theirs(whole).logits[0, n:]) < 1e-5
+        assert far(after[row], theirs(whole).logits[0, n:]) < tolerance(path)
     packed = torch.cat([tokens[row, :n] for row, n in enumerate(lengths.tolist())])[None]
     starts = torch.zeros(1, 42, dtype=torch.bool)
     starts[0, [0, 30, 41]] = True
     logits, _ = model(packed, starts=starts)
-    assert far(logits[0], torch.cat(single)) < 1e-5
+    assert far(logits[0], torch.cat(single)) < tolerance(path)
     left = torch.stack([row.roll(30 - n) for row, n in zip(tokens, lengths.tolist())])
     seen = torch.stack([torch.arange(30) >= 30 - n for n in lengths.tolist()]).long()
     logits = from_statewise(model)(left, attention_mask=seen).logits
     for row, n in enumerate(lengths.tolist()):
-        assert far(logits[row, 30 - n :], single[row]) < 1e-5
+        assert far(logits[row, 30 - n :], single[row]) < tolerance(path)
 
 
 @torch.no_grad()
@@ -184,13 +198,22 @@ def check_greedy(case: Case, folder: Path, n_tokens: int = 256) -> None:
     assert len(tokens.unique()) > 2
 
 
+def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convolutions of queries, keys and values in one, which that library divides into equal parts of any widths."""
+    for name in [name for name in tensors if "q_conv1d" in name]:
+        parts = (tensors.pop(name.replace("q_conv1d", f"{letter}_conv1d")) for letter in "qkv")
+        tensors[name.replace("q_conv1d", "conv1d")] = torch.cat([*parts])
+    return tensors
+
+
 @torch.no_grad()
 def check_written(case: Case, folder: Path) -> None:
     """Written back, that library reads the same tensors and gives the same logits."""
     path, tokens = saved(case, folder), ids(2, 20)
     again = path.with_name(f"{path.name}-again")
     save_as(sw.load(path), again, "transformers")
-    before, after = (load_file(where / "model.safetensors") for where in (path, again))
+    before, after = (_joined(load_file(where / "model.safetensors")) for where in (path, again))
+    assert after.keys() <= before.keys()
     for name in after:
         assert after[name].equal(before[name]), name
     assert json.loads((again / "config.json").read_text())["model_type"] == case[0]

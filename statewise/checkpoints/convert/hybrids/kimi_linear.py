@@ -125,12 +125,13 @@ FAMILIES = {
         model={
             "vocab_size": Field("vocab_size", 163840),
             "d_model": Field("hidden_size", 2304),
-            "tie_embeddings": Field("tie_word_embeddings", False),
             "norm_eps": EPS,
         },
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,
+        constant={"tie_embeddings": False},  # what that library takes it for, whatever the field says
+        written={"tie_word_embeddings": False, "num_key_value_heads": None},  # none: as many as there are heads
         spellings={".mlp.": ".block_sparse_moe."},  # that library writes the second for both kinds of layers
         blocks={
             f"{name} {mlp}": Kind(mixer, inner, NORMS)
