@@ -40,7 +40,7 @@ def build(kind: str, fields: dict[str, Any]) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if "mup_vector" in name or "inv_freq" in name:
+            if "mup_vector" in name or "inv_freq" in name or tensor.ndim == 0:
                 continue
             if tensor.ndim == 1:
                 tensor.add_(0.3 * torch.randn_like(tensor))

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 from hybrid_cases import CHECKS, Case
 
-GEMMA: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 42, "num_attention_heads": 4, "num_hidden_layers": 3}
+GEMMA: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 42, "num_attention_heads": 4, "num_hidden_layers": 3}
 GEMMA |= {"num_key_value_heads": 1, "attention_window_size": 9}
 XLSTM: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_blocks": 2, "num_heads": 2}
 XLSTM |= {"autocast_kernel_dtype": "float32", "ffn_round_up_to_multiple_of": 8}
