@@ -67,9 +67,7 @@ MODELS: dict[str, Case] = {
     ),
     "kimi_linear, dense": (
         "kimi_linear",
-        KIMI
-        | {"mlp_layer_types": ["dense"] * 3, "linear_conv_kernel_dim": 3}
-        | {"rms_norm_eps": 1e-3},
+        KIMI | {"mlp_layer_types": ["dense"] * 3, "linear_conv_kernel_dim": 3} | {"rms_norm_eps": 1e-3},
     ),
 }
 

@@ -19,7 +19,12 @@ MODELS: dict[str, Case] = {
     "recurrent_gemma, two layers": (
         "recurrent_gemma",
         GEMMA
-        | {"num_hidden_layers": 2, "block_types": ["attention", "recurrent"], "lru_width": 36, "tie_word_embeddings": False}
+        | {
+            "num_hidden_layers": 2,
+            "block_types": ["attention", "recurrent"],
+            "lru_width": 36,
+            "tie_word_embeddings": False,
+        }
         | {"attention_window_size": 100, "conv1d_width": 2},
     ),
     "recurrent_gemma, options": (

@@ -16,7 +16,11 @@ MODELS: dict[str, Case] = {
     "one head of keys, untied": (
         "lfm2",
         SMALL
-        | {"intermediate_size": 37, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", "full_attention"]}
+        | {
+            "intermediate_size": 37,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "conv", "full_attention"],
+        }
         | {"num_key_value_heads": 1, "tie_word_embeddings": False, "conv_L_cache": 4, "norm_eps": 1e-3},
     ),
     "options": (

@@ -3,7 +3,7 @@ RecurrentGemma and xLSTM. As ``layer_tables``, whose are the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -52,7 +52,7 @@ def normed_attention(
 
 
 def gated_attention(config: AttentionConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
-    """As Qwen3-Next's: head by head its queries and its gate in one map; ours has first all queries, and the gates last."""
+    """As Qwen3-Next's: head by head its queries and its gate in one map; ours has all queries first, all gates last."""
     d_head, n_heads = config.head_width(d_model), config.n_heads
     d_kv = d_head * (n_heads if config.n_kv_heads is None else config.n_kv_heads)
     sizes = [n_heads * d_head, d_kv, d_kv, n_heads * d_head]
@@ -230,12 +230,12 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _unstack(turn: partial[Tensor], n: int, tensor: Tensor) -> tuple[Tensor, ...]:
+def _unstack(turn: Callable[[Tensor], Tensor], n: int, tensor: Tensor) -> tuple[Tensor, ...]:
     require_shape("a gate of the recurrence", tensor, (n, *tensor.shape[1:]))
     return tuple(turn(part) for part in tensor)
 
 
-def _stack(turn: partial[Tensor], *parts: Tensor) -> Tensor:
+def _stack(turn: Callable[[Tensor], Tensor], *parts: Tensor) -> Tensor:
     return torch.stack([turn(part) for part in parts])
 
 
@@ -265,4 +265,3 @@ def fused_mlstm(config: MLSTMConfig, theirs: str, ours: str, d_model: int) -> li
 def _mlstm_ends(config: MLSTMConfig, theirs: str, ours: str) -> list[Entry]:
     names = (("multihead_norm", "norm"), ("out_proj", "out_proj"))
     return [entry for name, own in names for entry in affine(theirs + name, ours + own, bias=config.bias)]
-

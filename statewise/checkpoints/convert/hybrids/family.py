@@ -213,7 +213,7 @@ class Family:
         names: frozenset[str] | None = None,
         kinds: Sequence[str | None] | None = None,
     ) -> list[Entry]:
-        """The table of a model. names: of the tensors of a file, kinds: of its layers; None: for one that is written."""
+        """The table of a model. names: of a file's tensors, kinds: of its layers; None: for one that is written."""
         prefix = prefix_in(self.prefix, self.embedding, names)
         held = names is not None and self.head in names
         table = ends(prefix + self.embedding, self.head, tied=config.tie_embeddings, held=held)

@@ -59,7 +59,9 @@ ATTENTION = Part(
         "dropout": Field("attention_dropout", 0.0),
     },
 )
-MLP = Part(MLPConfig, "block_sparse_moe", gated_mlp(), {"expand": hidden(default=9216), "activation": activation()}, GATED)
+MLP = Part(
+    MLPConfig, "block_sparse_moe", gated_mlp(), {"expand": hidden(default=9216), "activation": activation()}, GATED
+)
 
 
 EXPERTS = single_experts("gate.weight", ("experts.{}.w1.weight", "experts.{}.w3.weight"), "experts.{}.w2.weight")

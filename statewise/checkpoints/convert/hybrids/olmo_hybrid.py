@@ -82,7 +82,13 @@ DELTA = Part(
     },
     {"norm_eps": 1e-5},
 )
-MLP = Part(MLPConfig, "mlp", gated_mlp(), {"expand": hidden(default=11008), "activation": activation()}, {"gated": True, "bias": False})
+MLP = Part(
+    MLPConfig,
+    "mlp",
+    gated_mlp(),
+    {"expand": hidden(default=11008), "activation": activation()},
+    {"gated": True, "bias": False},
+)
 
 
 def kinds(given: Config) -> list[str]:
@@ -109,7 +115,10 @@ FAMILIES = {
         kinds=kinds,
         kinds_back=kinds_back,
         # names as that library writes them, and as it has them in memory or the published files do
-        spellings={".input_layernorm.": ".attention_layer_norm.", ".post_attention_layernorm.": ".feedforward_layer_norm."},
+        spellings={
+            ".input_layernorm.": ".attention_layer_norm.",
+            ".post_attention_layernorm.": ".feedforward_layer_norm.",
+        },
         blocks={
             "linear_attention": Kind(DELTA, MLP, ("attention_layer_norm", "feedforward_layer_norm")),
             "full_attention": Kind(

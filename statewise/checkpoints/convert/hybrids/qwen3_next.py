@@ -1,4 +1,4 @@
-"""Qwen3-Next, with experts, and Qwen3.5's text: Gated DeltaNet, and in some layers gated attention with normed heads."""
+"""Qwen3-Next, with experts, and Qwen3.5's text: Gated DeltaNet, and some layers of gated attention with normed heads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def mlp(default: int | None, name: str = "mlp", width: str = "intermediate_size"
 MOE = Part(
     MoEConfig,
     "mlp",
-    single_experts("gate.weight", ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.{}.down_proj.weight"),
+    single_experts(
+        "gate.weight", ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.{}.down_proj.weight"
+    ),
     {
         "n_experts": Field("num_experts", 512),
         "n_active": Field("num_experts_per_tok", 10),

@@ -29,16 +29,18 @@ def scale(value: Any, given: Config) -> float:
 
 def half(value: Any, given: Config) -> float:
     """The MLPs' width is half of what is said."""
-    return count({"intermediate_size": value}, "intermediate_size", None, WHERE) // 2 / count(given, "hidden_size", 2560, WHERE)
+    return (
+        count({"intermediate_size": value}, "intermediate_size", None, WHERE)
+        // 2
+        / count(given, "hidden_size", 2560, WHERE)
+    )
 
 
 ATTENTION = Part(
     AttentionConfig,
     "temporal_block",
     separate_attention,
-    gqa_attention(10, None)
-    | rotary(0.5, head_dim=head_dim)
-    | {"window": Field("attention_window_size", 2048)},
+    gqa_attention(10, None) | rotary(0.5, head_dim=head_dim) | {"window": Field("attention_window_size", 2048)},
     {"output_bias": True},
 )
 RECURRENCE = Part(
