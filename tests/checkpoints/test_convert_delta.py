@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-from hybrid_cases import CHECKS, Case
+import torch
+import transformers
+from hybrid_cases import CHECKS, EAGER, Case, far, ids, loaded
 
 SMALL: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 37, "num_attention_heads": 4, "num_key_value_heads": 2}
 QWEN = SMALL | {"num_hidden_layers": 4, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
@@ -81,3 +83,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_as_transformers_has_it(name: str, check: str, folder: Path) -> None:
     CHECKS[check](MODELS[name], folder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_language_model_inside_one_that_sees(tied: bool, tmp_path: Path) -> None:
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 24}
+    text = QWEN | {"num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "vocab_size": 67}
+    config = transformers.AutoConfig.for_model(
+        "qwen3_5", text_config=text, vision_config=vision, tie_word_embeddings=tied, image_token_id=66
+    )
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForImageTextToText.from_config(config, **EAGER).eval()
+    for tensor in theirs.parameters():
+        tensor.normal_(std=0.3)
+    theirs.save_pretrained(tmp_path / "seeing")
+    tokens = ids(2, 20).clamp(max=60)
+    assert far(loaded(tmp_path / "seeing")(tokens)[0], theirs(input_ids=tokens, use_cache=False).logits) < 1e-5

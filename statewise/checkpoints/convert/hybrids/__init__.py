@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import read_entries
+from statewise.checkpoints.convert.fields import section
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.family import Family
 from statewise.errors import CheckpointError
@@ -39,13 +40,18 @@ FAMILIES: Mapping[str, str] = {
 }
 
 
+# Models that also see pictures, and the language model inside each: this alone is read.
+INSIDE: Mapping[str, str] = {"qwen3_5": "qwen3_5_text"}
+_PREFIX, _SECTION = "model.language_model.", "text_config"
+
+
 def family_of(model_type: object) -> Family | None:
     """The family of this name, if there is one."""
-    place = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if place is None:
+    kind = INSIDE.get(model_type, model_type) if isinstance(model_type, str) else ""
+    if kind not in FAMILIES:
         return None
-    found: Mapping[str, Family] = import_module(f"{__name__}.{place}").FAMILIES
-    return found[str(model_type)]
+    found: Mapping[str, Family] = import_module(f"{__name__}.{FAMILIES[kind]}").FAMILIES
+    return found[kind]
 
 
 def every_family() -> Iterator[Family]:
@@ -59,7 +65,17 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     """The model of a ``config.json`` and its tensors; see :meth:`Family.read`."""
     family = family_of(config.get("model_type"))
     assert family is not None
-    return family.read(config, tensors)
+    return family.read(*_language_model(config, tensors))
+
+
+def _language_model(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """The model itself, or of one that also sees pictures the language model."""
+    if config["model_type"] not in INSIDE:
+        return config, tensors
+    inner = section(config, _SECTION, f"the {config['model_type']} config")
+    kept = {name: tensor for name, tensor in tensors.items() if name.startswith((_PREFIX, "lm_head."))}
+    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
+    return {**inner, **tied}, {name.replace(_PREFIX, "model.", 1): tensor for name, tensor in kept.items()}
 
 
 def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
@@ -75,13 +91,15 @@ def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
     family = family_of(config.get("model_type"))
     if family is None:
         raise CheckpointError(f"load_layer reads {', '.join(FAMILIES)}; got model_type={config.get('model_type')!r}")
+    config, _ = _language_model(config, {})
     whole = family.config(config)
     if not 0 <= layer < len(whole.layers):
         raise CheckpointError(f"layer={layer} of a model with {len(whole.layers)} layers; they count from 0")
     one = whole.blocks[layer]
     block = one.build(whole.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
-    table = family.layer_entries(one, "", "", whole.d_model)
+    table = family.layer_entries(one, "", "", whole.d_model, list(family.kinds(config))[layer])
+    tensors = {family.spelled(f".{name}")[1:]: tensor for name, tensor in tensors.items()}
     found = read_entries(table, tensors, expected, where=f"layer {layer} of the {family.model_type} checkpoint")
     block.to(reduce(torch.promote_types, (tensor.dtype for tensor in found.values())))
     block.load_state_dict(found)

@@ -135,6 +135,7 @@ class Family:
     written:    further fields of theirs that are always written
     between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
     constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
+    left_out:   what the names begin with of tensors that are no part of the model, such as heads for several tokens ahead
     spellings:  parts of names that files may have in place of others: theirs -> as it is here
     """
 
@@ -153,6 +154,7 @@ class Family:
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     layers_field: str = "num_hidden_layers"
     between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
@@ -191,7 +193,7 @@ class Family:
         Errors:  CheckpointError for a value that is not supported, and for a tensor that is missing, left over, or of
                  a wrong shape.
         """
-        tensors = {self._spelled(name): tensor for name, tensor in tensors.items()}
+        tensors = {self.spelled(name): t for name, t in tensors.items() if not name.startswith(self.left_out)}
         where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
@@ -202,7 +204,8 @@ class Family:
         require_shape(f"{where}: {prefix}{self.embedding}", tensors[prefix + self.embedding], shape)
         return ours, read_entries(self.entries(ours, names, kinds), tensors, expected_shapes(ours), where=where)
 
-    def _spelled(self, name: str) -> str:
+    def spelled(self, name: str) -> str:
+        """A name of a file as it is here."""
         for theirs, here in self.spellings.items():
             name = name.replace(theirs, here)
         return name

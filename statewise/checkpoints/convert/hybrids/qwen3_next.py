@@ -1,4 +1,4 @@
-"""Qwen3-Next, with experts, and Qwen3.5's text: Gated DeltaNet, and some layers of gated attention with normed heads."""
+"""Qwen3-Next, with experts, and Qwen3.5: Gated DeltaNet, and in some layers gated attention with normed heads."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def family(model_type: str, architecture: str, sizes: tuple[int, int], **own: An
         },
         block={"norm_eps": EPS},
         constant={"norm": "rms_offset"},
+        left_out=("mtp.",),
         **own,
     )
 
