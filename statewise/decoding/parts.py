@@ -83,6 +83,35 @@ def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
     program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, wait=True)
 
 
+def emit_normed_output(
+    program: Program,
+    x: Place,
+    out_proj: nn.Linear,
+    residual: Place,
+    *,
+    weight: Tensor,
+    eps: float,
+    n_groups: int,
+    gate: Place | None,
+) -> None:
+    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate) behind the norm."""
+    width = out_proj.in_features
+    normed = program.buffer("mixed", width, local=True)
+    norm = Norm(
+        kind=NormKind.RMS,
+        width=width,
+        n_groups=n_groups,
+        epsilon=eps,
+        weight=weight,
+        bias=None,
+        input=x,
+        output=normed,
+        gate=gate,
+    )
+    program.emit(norm)
+    program.linear(out_proj.weight, out_proj.bias, normed, residual, add=True, wait=True)
+
+
 def emit_convolution(
     program: Program, convolution: ShortConvolution, x: Place, state: Slot, *, wait: bool = True
 ) -> None:

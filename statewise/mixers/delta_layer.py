@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.configuration.types import Count, NonNegative, Positive, PositiveRange
+from statewise.configuration.types import Positive, PositiveRange
 from statewise.errors import ConfigError
 from statewise.kernels.gated_rms_norm import gated_rms_norm
 from statewise.kernels.rms_norm import rms_norm
@@ -90,6 +90,23 @@ def unit(x: Tensor, eps: float = UNIT_EPS) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
+class DeltaLayerConfig(Protocol):
+    """What the configs of these layers have in common."""
+
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_taps(self) -> int: ...
+    @property
+    def negative_eigenvalues(self) -> bool: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def chunk_length(self) -> int: ...
+
+
 class DeltaLayer(Mixer):
     """Projection, short convolution with SiLU of q, k and v, unit keys and queries, the delta rule, a norm a head,
     projection. A child says where its decay and its gate come from.
@@ -101,22 +118,18 @@ class DeltaLayer(Mixer):
     def __init__(
         self,
         d_model: int,
+        config: DeltaLayerConfig,
         *,
-        n_heads: Count,
-        n_key_heads: Count | None,
-        d_key: Count,
-        d_value: Count,
-        n_taps: Count,
+        d_key: int,
+        d_value: int,
         more: Sequence[int],
-        norm_eps: NonNegative,
-        gate_activation: str,
-        bias: bool,
-        negative_eigenvalues: bool,
-        chunk_length: Count,
-        name: str,
+        n_key_heads: int | None = None,
+        gate_activation: str = "silu",
     ) -> None:
         super().__init__()
-        self.most_beta, self.chunk_length = 2 if negative_eigenvalues else 1, chunk_length
+        self.dynamics: DecayDynamics | None = None
+        self.most_beta, self.chunk_length = 2 if config.negative_eigenvalues else 1, config.chunk_length
+        n_heads, name = config.n_heads, type(config).__name__
         self.d_model, self.n_heads, self.d_key, self.d_value = d_model, n_heads, d_key, d_value
         self.n_key_heads = n_heads if n_key_heads is None else n_key_heads
         if n_heads % self.n_key_heads:
@@ -124,18 +137,20 @@ class DeltaLayer(Mixer):
         self.convolved_sizes = [self.n_key_heads * d_key, self.n_key_heads * d_key, n_heads * d_value]
         self.sizes = [sum(self.convolved_sizes), *more, n_heads]
         parts = (*self.convolved_sizes, *self.sizes[1:])
-        self.in_proj = Linear(d_model, sum(self.sizes), bias=bias, parts=parts)
-        self.convolution = ShortConvolution(self.sizes[0], n_taps, bias=False, activation="silu")
-        self.norm = HeadNorm(d_value, norm_eps, gate_activation)
-        self.out_proj = Linear(n_heads * d_value, d_model, bias=bias)
+        self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias, parts=parts)
+        self.convolution = ShortConvolution(self.sizes[0], config.n_taps, bias=False, activation="silu")
+        self.norm = HeadNorm(d_value, config.norm_eps, gate_activation)
+        self.out_proj = Linear(n_heads * d_value, d_model, bias=config.bias)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """PyTorch's default for the projections (biases zero), the output's scaled."""
+        """PyTorch's default for the projections (biases zero), the output's scaled; the decays as Mamba-2's."""
         draw_default(self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
         self.convolution.reset_parameters()
         self.norm.reset_parameters()
+        if self.dynamics is not None:
+            self.dynamics.reset_parameters()
 
     @abc.abstractmethod
     def controls(self, *more: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -67,21 +67,8 @@ class DeltaNet(DeltaLayer):
             )
         d_head = d_model // config.n_heads
         d_key, d_value = (d_head if width is None else width for width in (config.d_key, config.d_value))
-        super().__init__(
-            d_model,
-            n_heads=config.n_heads,
-            n_key_heads=None,
-            d_key=d_key,
-            d_value=d_value,
-            n_taps=config.n_taps,
-            more=[config.n_heads * d_value] if config.gate else [],
-            norm_eps=config.norm_eps,
-            gate_activation="silu",
-            bias=config.bias,
-            negative_eigenvalues=config.negative_eigenvalues,
-            chunk_length=config.chunk_length,
-            name="DeltaNetConfig",
-        )
+        more = [config.n_heads * d_value] if config.gate else []
+        super().__init__(d_model, config, d_key=d_key, d_value=d_value, more=more)
         self.config = config
         self.reset_parameters()
 
@@ -149,28 +136,17 @@ class GatedDeltaNet(DeltaLayer):
         gate = [config.n_heads * config.d_value] if config.gate else []
         super().__init__(
             d_model,
-            n_heads=config.n_heads,
-            n_key_heads=config.n_key_heads,
+            config,
             d_key=config.d_key,
             d_value=config.d_value,
-            n_taps=config.n_taps,
             more=[*gate, config.n_heads],
-            norm_eps=config.norm_eps,
-            gate_activation="silu",
-            bias=config.bias,
-            negative_eigenvalues=config.negative_eigenvalues,
-            chunk_length=config.chunk_length,
-            name="GatedDeltaNetConfig",
+            n_key_heads=config.n_key_heads,
         )
         self.config = config
         self.dynamics = DecayDynamics(config.n_heads, config.n_heads, config.a_range, config.dt_range, config.dt_floor)
         self.reset_parameters()
 
-    def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """PyTorch's default for the projections (biases zero), the output's scaled; the decays as Mamba-2's."""
-        super().reset_parameters(residual_scale)
-        self.dynamics.reset_parameters()
-
     def controls(self, *more: Tensor) -> tuple[Tensor | None, Tensor | None]:
         *gate, raw = more
+        assert self.dynamics is not None
         return self.dynamics(raw), gate[0] if gate else None

@@ -69,21 +69,8 @@ class KDA(DeltaLayer):
 
     def __init__(self, d_model: int, config: KDAConfig) -> None:
         rank = config.d_value if config.rank is None else config.rank
-        super().__init__(
-            d_model,
-            n_heads=config.n_heads,
-            n_key_heads=None,
-            d_key=config.d_key,
-            d_value=config.d_value,
-            n_taps=config.n_taps,
-            more=[rank, rank],
-            norm_eps=config.norm_eps,
-            gate_activation="sigmoid",
-            bias=config.bias,
-            negative_eigenvalues=config.negative_eigenvalues,
-            chunk_length=config.chunk_length,
-            name="KDAConfig",
-        )
+        sizes = {"d_key": config.d_key, "d_value": config.d_value}
+        super().__init__(d_model, config, more=[rank, rank], gate_activation="sigmoid", **sizes)
         self.config = config
         n_decays = config.n_heads * config.d_key
         self.decay_proj = Linear(rank, n_decays, bias=False)
@@ -92,12 +79,11 @@ class KDA(DeltaLayer):
         self.reset_parameters()
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
-        """PyTorch's default for the projections (biases zero), the output's scaled; the decays as Mamba-2's."""
         super().reset_parameters(residual_scale)
         draw_default(self.decay_proj, self.gate_proj)
-        self.dynamics.reset_parameters()
 
     def controls(self, *more: Tensor) -> tuple[Tensor | None, Tensor | None]:
         decay, gate = more
+        assert self.dynamics is not None
         log_a = self.dynamics(self.decay_proj(decay))
         return log_a.unflatten(-1, (self.n_heads, self.d_key)), self.gate_proj(gate)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, NonNegative, Positive
-from statewise.errors import ConfigError
 from statewise.mixers.base import Mixer, MixerConfig
+from statewise.mixers.head_widths import head_widths
 from statewise.mixers.projection import Linear, draw_default
 from statewise.operators.folding import is_any
 from statewise.operators.masks import Masks
@@ -77,15 +77,8 @@ class MLSTM(Mixer):
 
     def __init__(self, d_model: int, config: MLSTMConfig) -> None:
         super().__init__()
-        for name, width, parts in (("d_key", config.d_key, 2), ("d_value", config.d_value, 1)):
-            if width is None and d_model % (parts * config.n_heads):
-                raise ConfigError(
-                    f"d_model={d_model} is not a multiple of {parts * config.n_heads}, and MLSTMConfig(n_heads="
-                    f"{config.n_heads}) has no {name}; give one"
-                )
         self.d_model, self.config, self.n_heads = d_model, config, config.n_heads
-        self.d_key = d_model // (2 * config.n_heads) if config.d_key is None else config.d_key
-        self.d_value = d_model // config.n_heads if config.d_value is None else config.d_value
+        self.d_key, self.d_value = head_widths(config, d_model)
         keys, values = config.n_heads * self.d_key, config.n_heads * self.d_value
         self.sizes = [keys, keys, values, values]
         self.in_proj = Linear(d_model, sum(self.sizes), bias=config.bias, parts=self.sizes)

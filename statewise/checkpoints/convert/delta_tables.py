@@ -14,6 +14,7 @@ from statewise.checkpoints.convert.layer_tables import convolution, output_bias,
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
 from statewise.mixers.gated_convolution import GatedConvolutionConfig
+from statewise.mixers.head_widths import head_widths
 from statewise.mixers.kimi_delta_attention import KDAConfig
 from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.mlstm import MLSTMConfig
@@ -241,8 +242,7 @@ def _stack(turn: Callable[[Tensor], Tensor], *parts: Tensor) -> Tensor:
 
 def mlstm(config: MLSTMConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
     """As xLSTM's with ``weight_mode`` "single": a map for each."""
-    d_key = d_model // (2 * config.n_heads) if config.d_key is None else config.d_key
-    d_value = d_model // config.n_heads if config.d_value is None else config.d_value
+    d_key, d_value = head_widths(config, d_model)
     keys, values, n = config.n_heads * d_key, config.n_heads * d_value, config.n_heads
     return [
         *separate_maps(

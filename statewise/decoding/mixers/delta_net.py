@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from statewise.decoding.instructions import DeltaMemory, Norm, NormKind, Place
-from statewise.decoding.parts import emit_convolution
+from statewise.decoding.instructions import DeltaMemory, Place
+from statewise.decoding.parts import emit_convolution, emit_normed_output
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.delta_layer import UNIT_EPS
@@ -15,7 +15,6 @@ from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
 
 
 def emit_delta_net(program: Program, mixer: DeltaNet | GatedDeltaNet, x: Place, residual: Place) -> StateTable:
-    width = mixer.n_heads * mixer.d_value
     state = RecurrentState(program, n_leaves=2)
     q = program.buffer("projected", sum(mixer.sizes))
     k = q.after(mixer.convolved_sizes[0])
@@ -25,6 +24,7 @@ def emit_delta_net(program: Program, mixer: DeltaNet | GatedDeltaNet, x: Place, 
     emit_convolution(program, mixer.convolution, q, state.leaf(0))
     raw, log_decay, dt_bias = beta, torch.zeros(mixer.n_heads), torch.zeros(mixer.n_heads)  # a decay of 2^0
     if isinstance(mixer, GatedDeltaNet):
+        assert mixer.dynamics is not None
         raw = q.after(sum(mixer.sizes[:-2]))
         log_decay = mixer.dynamics.A_log.double().exp().mul(-math.log2(math.e))
         dt_bias = mixer.dynamics.dt_bias
@@ -46,18 +46,14 @@ def emit_delta_net(program: Program, mixer: DeltaNet | GatedDeltaNet, x: Place, 
         state=state.leaf(1),
     )
     program.emit(rule, wait=True)
-    normed = program.buffer("mixed", width, local=True)
-    norm = Norm(
-        kind=NormKind.RMS,
-        width=width,
-        n_groups=mixer.n_heads,
-        epsilon=mixer.norm.eps,
+    emit_normed_output(
+        program,
+        v,
+        mixer.out_proj,
+        residual,
         weight=mixer.norm.weight.repeat(mixer.n_heads),
-        bias=None,
-        input=v,
-        output=normed,
+        eps=mixer.norm.eps,
+        n_groups=mixer.n_heads,
         gate=gate if mixer.config.gate else None,
     )
-    program.emit(norm)
-    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, normed, residual, add=True, wait=True)
     return state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from statewise.decoding.instructions import Norm, NormKind, Place, Ssd
-from statewise.decoding.parts import emit_convolution
+from statewise.decoding.instructions import Place, Ssd
+from statewise.decoding.parts import emit_convolution, emit_normed_output
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.mamba2 import Mamba2
@@ -24,7 +24,7 @@ def mamba2_refusal(mixer: Mamba2) -> str | None:
 
 
 def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> StateTable:
-    config, width = mixer.config, mixer.d_inner
+    config = mixer.config
     state = RecurrentState(program, n_leaves=2)
     z = program.buffer("projected", sum(mixer.sizes))
     values = z.after(mixer.sizes[0])
@@ -57,18 +57,14 @@ def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> S
     if mixer.norm is None:
         program.linear(mixer.out_proj.weight, mixer.out_proj.bias, values, residual, add=True, wait=True)
         return state
-    normed = program.buffer("mixed", width, local=True)
-    norm = Norm(
-        kind=NormKind.RMS,
-        width=width,
-        n_groups=mixer.norm.n_groups,
-        epsilon=mixer.norm.eps,
+    emit_normed_output(
+        program,
+        values,
+        mixer.out_proj,
+        residual,
         weight=mixer.norm.weight,
-        bias=None,
-        input=values,
-        output=normed,
+        eps=mixer.norm.eps,
+        n_groups=mixer.norm.n_groups,
         gate=None if gate_first else z,
     )
-    program.emit(norm)
-    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, normed, residual, add=True, wait=True)
     return state

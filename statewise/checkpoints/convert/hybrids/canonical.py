@@ -9,6 +9,7 @@ from typing import Any
 from statewise.configuration.base import defaults
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
+from statewise.mixers.head_widths import head_widths
 from statewise.mixers.kimi_delta_attention import KDAConfig
 from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.mamba import MambaConfig
@@ -89,10 +90,7 @@ def _kda(config: KDAConfig, d_model: int) -> dict[str, Any]:
 
 
 def _mlstm(config: MLSTMConfig, d_model: int) -> dict[str, Any]:
-    return {
-        "d_key": d_model // (2 * config.n_heads) if config.d_key is None else config.d_key,
-        "d_value": d_model // config.n_heads if config.d_value is None else config.d_value,
-    }
+    return dict(zip(("d_key", "d_value"), head_widths(config, d_model)))
 
 
 def _rg_lru(config: RGLRUConfig, d_model: int) -> dict[str, Any]:
