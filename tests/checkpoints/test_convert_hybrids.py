@@ -13,6 +13,9 @@ pytest.importorskip("transformers")
 import torch
 from hybrid_cases import CHECKS, Case, saved
 from safetensors.torch import load_file
+from test_convert_delta import MODELS as DELTA
+from test_convert_griffin import MODELS as GRIFFIN
+from test_convert_lfm2 import MODELS as LFM2
 
 import statewise as sw
 from statewise.checkpoints.convert import load_layer, save_as
@@ -153,7 +156,17 @@ ROWS = {  # of the table in docs/checkpoints.md: the cases that it speaks of
     "`jamba`, with experts": ("jamba", "jamba, options"),
     "`jamba`, dense": ("jamba, dense",),
     "`zamba2`": ("zamba", "zamba, adapters", "zamba, options"),
+    "`lfm2`": tuple(LFM2),
+    "`qwen3_next`, with experts": tuple(name for name in DELTA if name.startswith("qwen3_next")),
+    "`qwen3_5_text`, and the language model inside `qwen3_5`": tuple(
+        name for name in DELTA if name.startswith("qwen3_5")
+    ),
+    "`olmo_hybrid`": tuple(name for name in DELTA if name.startswith("olmo")),
+    "`kimi_linear`": tuple(name for name in DELTA if name.startswith("kimi")),
+    "`recurrent_gemma`": tuple(name for name in GRIFFIN if name.startswith("recurrent")),
+    "`xlstm`": tuple(name for name in GRIFFIN if name.startswith("xlstm")),
 }
+EVERY: dict[str, Case] = MODELS | DELTA | GRIFFIN | LFM2  # those of other files are checked there
 
 
 def table() -> dict[str, list[str]]:
@@ -171,22 +184,23 @@ def test_the_table_of_the_page(row: str, folder: Path) -> None:
     read, written, step = table()[row]
     assert (read, written) == ("yes", "yes")
     for name in ROWS[row]:
-        assert (refusal(sw.load(saved(MODELS[name], folder))) is None) == (step == "yes"), name
+        assert (refusal(sw.load(saved(EVERY[name], folder))) is None) == (step == "yes"), name
 
 
 def test_the_table_of_the_page_is_whole() -> None:
     assert table().keys() == ROWS.keys()
-    assert {name for names in ROWS.values() for name in names} == MODELS.keys()
+    assert {name for names in ROWS.values() for name in names} == EVERY.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("zamba")])
+@pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith("zamba")])
 @torch.no_grad()
 def test_a_layer_by_itself(name: str, folder: Path) -> None:
-    path = saved(MODELS[name], folder)
+    path = saved(EVERY[name], folder)
     whole, config = sw.load(path), json.loads((path / "config.json").read_text())
     published, x = load_file(path / "model.safetensors"), torch.randn(2, 9, whole.config.d_model)
     for i, block in enumerate(whole.blocks):
-        prefix = f"{'backbone' if 'nemotron' in name else 'model'}.layers.{i}."
+        layers = {"nemotron_h": "backbone.layers", "xlstm": "backbone.blocks"}.get(EVERY[name][0], "model.layers")
+        prefix = f"{layers}.{i}."
         one = {key.removeprefix(prefix): tensor for key, tensor in published.items() if key.startswith(prefix)}
         assert load_layer(config, one, layer=i)(x)[0].equal(block(x)[0])
 

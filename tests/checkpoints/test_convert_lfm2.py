@@ -13,7 +13,7 @@ from hybrid_cases import CHECKS, Case
 SMALL: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, Case] = {
     "lfm2": ("lfm2", SMALL | {"intermediate_size": 31, "block_multiple_of": 8, "full_attn_idxs": [1]}),
-    "one head of keys, untied": (
+    "lfm2, one head of keys, untied": (
         "lfm2",
         SMALL
         | {
@@ -23,7 +23,7 @@ MODELS: dict[str, Case] = {
         }
         | {"num_key_value_heads": 1, "tie_word_embeddings": False, "conv_L_cache": 4, "norm_eps": 1e-3},
     ),
-    "options": (
+    "lfm2, options": (
         "lfm2",
         SMALL
         | {"intermediate_size": 50, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 5, "conv_bias": True}
