@@ -16,6 +16,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.errors import InputError
+from statewise.mixers.attention import Attention
 from statewise.operators.base import Operator
 from statewise.training.distributed.sequence import sequence_parallel
 
@@ -95,6 +96,10 @@ def mixer_case(name: str) -> None:
     lengths = torch.tensor([23, 4, 12])
     if mixer.reads_memory:
         with pytest.raises(InputError, match="reads a memory, which is not divided over ranks"):
+            sequence_parallel(mixer, x)
+        return
+    if not mixer.bounded_state and not isinstance(mixer, Attention):
+        with pytest.raises(InputError, match="keeps a history, which is not divided over ranks"):
             sequence_parallel(mixer, x)
         return
     for masks in ({}, {"starts": starts, "lengths": lengths}):

@@ -15,7 +15,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import Mixer, MixerConfig, frozen_inside
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.models.mlp import MLPConfig
-from statewise.models.rms_norm import RMSNorm
+from statewise.mixers.rms_norm import RMSNorm
 from statewise.operators.masks import Masks
 
 

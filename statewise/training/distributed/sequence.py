@@ -64,6 +64,8 @@ def sequence_parallel(
             raise InputError(_both_directions(f"a {type(reader).__name__}"))
         if reader.reads_memory:
             raise InputError(_reads_memory(f"a {type(reader).__name__}"))
+        if _keeps_a_history(reader):
+            raise InputError(_history(f"a {type(reader).__name__}"))
         places = find_places(line, x, None, lengths, starts) if isinstance(reader, Attention) else None
         before = stand_in(reader, line, places, choose_ring(attention, line, x.device))
         with hooked(reader):
@@ -235,6 +237,17 @@ def _check(model: Any) -> None:
             )
         if block.mixer.reads_memory:
             raise ConfigError(_reads_memory(f"layers[{i}]"))
+        if _keeps_a_history(block.mixer):
+            raise ConfigError(_history(f"layers[{i}]"))
+
+
+def _keeps_a_history(mixer: Any) -> bool:
+    """Whether its state grows, and it is not the attention whose keys and values the ranks fetch."""
+    return not getattr(mixer, "bounded_state", True) and not isinstance(mixer, Attention)
+
+
+def _history(what: str) -> str:
+    return f"{what} keeps a history, which is not divided over ranks; train it with train.parallel.sequence=1"
 
 
 def _reads_memory(what: str) -> str:
