@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
             n_heads=4, n_kv_heads=2, d_head=6, d_rotary=2, qk_norm="head", qk_norm_offset=True, gate=True
         ),
         sw.AttentionConfig(n_heads=2, n_kv_heads=1, d_head=7, positions=None, qk_norm="all", bias=True, window=5),
-        sw.GatedConvolutionConfig(),
+        Block(mixer=sw.GatedConvolutionConfig(), mlp=MLP(gated=True), norm="rms_offset"),
         sw.GatedConvolutionConfig(n_taps=1, bias=True),
     ),
     "h3": (

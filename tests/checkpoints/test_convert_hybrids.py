@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 import torch
-from hybrid_cases import CHECKS, Case, saved
+from hybrid_cases import CHECKS, Case, loaded, saved
 from safetensors.torch import load_file
 from test_convert_delta import MODELS as DELTA
 from test_convert_griffin import MODELS as GRIFFIN
@@ -196,7 +196,7 @@ def test_the_table_of_the_page_is_whole() -> None:
 @torch.no_grad()
 def test_a_layer_by_itself(name: str, folder: Path) -> None:
     path = saved(EVERY[name], folder)
-    whole, config = sw.load(path), json.loads((path / "config.json").read_text())
+    whole, config = loaded(path), json.loads((path / "config.json").read_text())
     published, x = load_file(path / "model.safetensors"), torch.randn(2, 9, whole.config.d_model)
     for i, block in enumerate(whole.blocks):
         layers = {"nemotron_h": "backbone.layers", "xlstm": "backbone.blocks"}.get(EVERY[name][0], "model.layers")

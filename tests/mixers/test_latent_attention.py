@@ -54,7 +54,7 @@ def test_mixer_is_its_definition(name: str) -> None:
     expected = reference(mixer, x)
     same(mixer(x)[0], expected, 1e-11, "from rest")
     same(through(mixer, x.split((40, 30, 1), 1), mixer.initial_state(2)), expected, 1e-11, "in three calls")
-    same(decode(mixer, x, mixer.initial_state(2))[0], expected, 1e-11, "token by token")  # type: ignore[arg-type]
+    same(decode(mixer, x, mixer.initial_state(2))[0], expected, 1e-11, "token by token")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
