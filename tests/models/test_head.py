@@ -45,8 +45,13 @@ def test_the_loss_of_many_logits_is_of_the_capped(monkeypatch: pytest.MonkeyPatc
 
 def test_no_other_format_and_no_step_loses_the_cap(tmp_path: object) -> None:
     assert refusal(capped().float()) == "logit_cap=0.5, but the step caps no logits"
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="logit_cap"):
         save_as(capped(), f"{tmp_path}/theirs", "transformers")
+    layer = sw.BlockConfig(mixer=sw.Mamba2Config(d_state=4, d_head=4), norm="rms_offset")
+    model = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(layer,), norm="rms_offset").build()
+    for format in ("mamba_ssm", "gguf", "h3", "transformers"):
+        with pytest.raises(CheckpointError, match="rms_offset"):
+            save_as(model, f"{tmp_path}/theirs.gguf", format)
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ def refuse_extras(config: Any, where: str) -> None:
             raise CheckpointError(f"{where} has no {type(config).__name__}.{name}, which this model has as {value!r}")
     if isinstance(config, MLPConfig) and config.activation == "relu2":
         raise CheckpointError(f"{where} has no activation relu2, which an MLP of this model has")
+    if isinstance(config, (BlockConfig, LanguageModelConfig)) and config.norm == "rms_offset":
+        raise CheckpointError(f"{where} has no norm='rms_offset', a weight stored less 1, which this model has")
     if isinstance(config, MoEConfig):
         raise CheckpointError(f"{where} has no mixture of experts, which this model has")
     if isinstance(config, BlockConfig) and (config.mixer is None or config.placement == "after"):
