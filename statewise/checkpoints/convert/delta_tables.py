@@ -22,7 +22,7 @@ from statewise.mixers.rg_lru import RGLRUConfig
 
 
 def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> Entry:
-    """Several tensors that are one of ours, one below the other, of so many rows each."""
+    """Several tensors that are one of ours, one below the other. sizes: how many rows each has."""
 
     def to_ours(*parts: Tensor) -> Tensor:
         for name, part, size in zip(theirs, parts, sizes):

@@ -135,7 +135,7 @@ class Family:
     written:    further fields of theirs that are always written
     between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
     constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
-    left_out:   what names begin with of tensors that are no part of the model, such as a head for the token after next
+    left_out:   what names begin with of tensors that the model does without, such as a head for the token after next
     spellings:  parts of names that files may have in place of others: theirs -> as it is here
     """
 

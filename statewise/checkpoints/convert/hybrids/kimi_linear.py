@@ -68,7 +68,7 @@ EXPERTS = single_experts("gate.weight", ("experts.{}.w1.weight", "experts.{}.w3.
 
 
 def shared(value: Any, given: Config) -> MLPConfig:
-    """One MLP, as wide as so many experts."""
+    """One MLP, as wide as this number of experts."""
     n_wide = count({"num_shared_experts": value}, "num_shared_experts", None, WHERE)
     wide = n_wide * count(given, "moe_intermediate_size", 1024, WHERE)
     return MLPConfig(expand=wide / count(given, "hidden_size", 2304, WHERE), activation="silu", gated=True, bias=False)

@@ -43,7 +43,7 @@ def d_value(value: Any, given: Config) -> int:
 
 
 def positions(value: Any, given: Config) -> str | None:
-    """None where the base is said to be none."""
+    """None where the field of the base is null."""
     return None if (value or {"rope_theta": 1}).get("rope_theta", 1) is None else "rotary"
 
 

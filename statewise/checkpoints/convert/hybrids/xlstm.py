@@ -23,7 +23,7 @@ def d_model(value: Any, given: Config) -> int:
 
 
 def width(theirs: str, default: float) -> Field:
-    """Of a head, from a factor of the width of all."""
+    """A head's width, from a factor of the width of all."""
 
     def into(value: Any, given: Config) -> int:
         wide = int(d_model(given.get("hidden_size"), given) * number({theirs: value}, theirs, default, WHERE))
