@@ -14,8 +14,8 @@ from statewise.errors import ConfigError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import Mixer, MixerConfig, frozen_inside
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
-from statewise.models.mlp import MLPConfig
 from statewise.mixers.rms_norm import RMSNorm
+from statewise.models.mlp import MLPConfig
 from statewise.operators.masks import Masks
 
 
