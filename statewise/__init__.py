@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from statewise.integrations.sklearn import StatewiseClassifier as StatewiseClassifier
     from statewise.integrations.sklearn import StatewiseForecaster as StatewiseForecaster
     from statewise.integrations.sklearn import StatewiseRegressor as StatewiseRegressor
+    from statewise.kernels.exact import exact as exact
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.attention import Later, remember
 from statewise.mixers.causal_attention import attend
 
 Dropout = Callable[[Tensor], Tensor]  # of the weights (batch, n_heads, queries, keys)
@@ -39,6 +41,7 @@ class Context(NamedTuple):
     window:    how many keys a query sees at most, its own being the last; None: all
     n_history: how many keys are older than the call; (batch,) where the rows differ
     oldest:    (batch,) time of the row's oldest key; None: all are the row's
+    later:     in exact mode, what joins the gradients of keys and values with those of later calls
     """
 
     keys: Tensor
@@ -48,14 +51,21 @@ class Context(NamedTuple):
     window: int | None = None
     n_history: int | Tensor = 0
     oldest: Tensor | None = None
+    later: Later | None = None
 
     def attend(self, q: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Causal softmax attention of q (batch, length, n_heads, d_head) to what each query may see."""
         first = None if self.oldest is None else self.oldest[:, None].expand(-1, q.shape[1])
         if self.began is not None:
             first = torch.where(self.began >= 0, self.began, -self.n_history if first is None else first)
-        n_history, window = self.n_history, self.window
-        return attend(q, self.keys, self.values, n_history=n_history, first=first, window=window, dropout=dropout)
+        return attend(
+            *(q, self.keys, self.values),
+            n_history=self.n_history,
+            first=first,
+            window=self.window,
+            dropout=dropout,
+            later=self.later,
+        )
 
 
 class History(Protocol):
@@ -202,6 +212,9 @@ def concatenate(state: AttentionState, own: Context) -> tuple[Context, Attention
     all_keys, all_values = torch.cat((old_keys, own.keys), 1), torch.cat((old_values, own.values), 1)
     oldest = None if start is None else start - n_history
     context = own._replace(keys=all_keys, values=all_values, n_history=n_history, oldest=oldest)
+    if is_exact() and torch.is_grad_enabled():
+        keys, values, all_keys, all_values, later = remember(all_keys, all_values)
+        context = context._replace(keys=keys, values=values, later=later)
 
     count = torch.full_like(state.end, length) if lengths is None else lengths
     first = torch.full_like(count, -n_history) if oldest is None else oldest

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
-from statewise.operators.base import check_batch
+from statewise.kernels.exact import is_exact
+from statewise.operators.base import check_batch, choose_rows
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import at_rest, check_state
 
@@ -153,7 +154,10 @@ class Layer(nn.Module, abc.ABC):
                 if isinstance(masks, Masks)
                 else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
             )
-        return self.mix(mask_time(x, masks.valid), state, masks)
+        x = mask_time(x, masks.valid)
+        if is_exact() and x.shape[1] > 1 and getattr(self, "exact_by_steps", False):
+            return self._by_steps(x, state, masks)
+        return self.mix(x, state, masks)
 
 
 class Mixer(Freezable, Layer):
@@ -161,10 +165,25 @@ class Mixer(Freezable, Layer):
     checks the arguments of a call for all of them. Shapes, state and errors are those of a :class:`Layer`."""
 
     bounded_state: bool = True  # False where the state grows with the tokens read, as full attention's does
+    exact_by_steps: bool = False  # True where only one step after the other is the same however a sequence is cut
     is_causal: bool = True  # False where an output depends on later inputs: then there is no state
     reads_memory: bool = False  # True where the state is another sequence that was read, as cross-attention's is
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
+
+    def _by_steps(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """One call of :meth:`mix` for every step: slow, and the same however the sequence is cut."""
+        now = self.initial_state(x.shape[0], device=x.device) if state is None else state
+        outputs = []
+        for t, step in enumerate(x.split(1, 1)):
+            starts = None if masks.starts is None else masks.starts[:, t : t + 1]
+            observed = None if masks.observed is None else masks.observed[:, t : t + 1]
+            y, after = self.mix(step, now, build_masks(step, None, starts)._replace(observed=observed))
+            if masks.valid is not None:
+                after = choose_rows(masks.valid[:, t], after, now)
+            outputs.append(y)
+            now = after
+        return mask_time(torch.cat(outputs, 1), masks.valid), None if state is None else now
 
     @abc.abstractmethod
     def state_shape(self) -> Any:

@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.attention import Later, attend_exactly
 from statewise.operators.folding import is_any
 
 MASK_ELEMENTS = 2**22  # the largest mask made at one time; more queries are taken in parts
@@ -70,6 +73,7 @@ def attend(
     first: Tensor | None = None,
     window: int | None = None,
     dropout: Callable[[Tensor], Tensor] | None = None,
+    later: Later | None = None,
 ) -> Tensor:
     """Attention of each query to the range of keys named above, through ``scaled_dot_product_attention``.
 
@@ -77,11 +81,14 @@ def attend(
              n_history: how many keys precede the first query's own; (batch,) where the rows differ
              first: (batch or 1, length) time of the first key a query may see; None where all keys may be seen
              dropout: of the weights, (batch, n_heads, queries, keys) -> the same, after their softmax
+             later: in exact mode, what joins the gradients of k and v with those of later calls
     Cost:    O(length * n_keys) time; with a window O(length * window) time and memory. A full range makes no mask,
              and other masks are made for at most ``MASK_ELEMENTS`` pairs at one time. With ``dropout`` all weights are
              computed and kept for the gradients, O(length * n_keys) memory, a window or none.
     """
     length, n_keys = q.shape[1], k.shape[1]
+    if is_exact():
+        return _attend_exactly(q, k, v, n_history, first, window, dropout, later)
     if is_any(length) or is_any(n_keys):
         return _attend_any(q, k, v, n_history, first, window)
     at_once = isinstance(n_history, int) and first is None and (window is None or n_keys <= window)  # all before it
@@ -101,6 +108,26 @@ def attend(
         if length > 2 * block:
             return _attend_in_blocks(q, k, v, n_history, first, window, block)
     return _attend_masked(q, k, v, n_history, first, window)
+
+
+def _attend_exactly(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    n_history: int | Tensor,
+    first: Tensor | None,
+    window: int | None,
+    dropout: Callable[[Tensor], Tensor] | None,
+    later: Later | None,
+) -> Tensor:
+    if dropout is not None:
+        raise InputError("exact mode attends without dropout, whose noise depends on the call; set dropout=0 or eval()")
+    time = torch.arange(q.shape[1], device=q.device)[None]
+    shift = n_history[:, None] if isinstance(n_history, Tensor) else n_history
+    low = _lowest(first, time[0], window)
+    high = time + shift + 1
+    low = torch.zeros_like(high) if low is None else (low + shift).clamp(min=0)
+    return attend_exactly(q, k, v, low, high.clamp(max=k.shape[1]), later)
 
 
 def _attend_whole(q: Tensor, k: Tensor, v: Tensor, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:

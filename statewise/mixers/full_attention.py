@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.attention import attend_exactly
 from statewise.mixers.causal_attention import MASK_ELEMENTS, SHORT, SMALLEST_BLOCK, heads_first, weigh
 from statewise.operators.folding import is_any
 
@@ -84,8 +87,26 @@ def attend_fully(
         return q.new_zeros(q.shape)
     if seen.window is not None and not is_any(n_keys) and seen.window >= max(length, n_keys):
         seen = seen._replace(window=None)
+    if is_exact():
+        return _attend_exactly(q, k, v, seen, dropout)
     outputs = [_attend_part(q, k, v, seen, dropout, *part) for part in _parts(length, n_keys, seen)]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _attend_exactly(
+    q: Tensor, k: Tensor, v: Tensor, seen: Seen, dropout: Callable[[Tensor], Tensor] | None
+) -> Tensor:
+    """What a query sees is one range of keys, the real ones of a document or of a row, within the window."""
+    if dropout is not None:
+        raise InputError("exact mode attends without dropout, whose noise depends on the call; set dropout=0 or eval()")
+    length, n_keys = q.shape[1], k.shape[1]
+    mask = _mask(q.device, seen, 0, length, 0, n_keys)
+    if mask is None:
+        low = torch.zeros(1, length, dtype=torch.int64)
+        return attend_exactly(q, k, v, low, low + n_keys)
+    sees = mask[:, 0]
+    low = sees.int().argmax(-1)
+    return attend_exactly(q, k, v, low, low + sees.sum(-1))
 
 
 def _parts(length: int, n_keys: int, seen: Seen) -> Iterator[tuple[int, int, int, int]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from statewise.configuration.types import Count
+from statewise.kernels.exact import is_exact
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.projection import Linear
 from statewise.operators.documents import document_rows
@@ -106,7 +107,7 @@ class GatedRecurrence(Mixer):
         layers = (self.in_proj, self.hidden_proj)
         weights = [p.to(dtype) for layer in layers for p in (layer.weight, layer.bias)]
         with without_autocast(x.device):
-            form = self._recurrent if _is_traced(x) else self._library
+            form = self._recurrent if is_exact() or _is_traced(x) else self._library
             hidden, end = form(x.to(dtype), [leaf.to(dtype) for leaf in begin], weights, masks)
         y = self._end(hidden.to(x.dtype))
         if state is None:

@@ -128,6 +128,7 @@ class Kalman(Mixer):
     """
 
     takes_missing = True
+    exact_by_steps = True  # the filters of a call are combined in a tree over its steps
 
     def __init__(self, d_model: int, config: KalmanConfig) -> None:
         super().__init__()

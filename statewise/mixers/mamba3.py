@@ -124,6 +124,8 @@ class Mamba3(Mixer):
     Source:  arXiv:2603.15569.
     """
 
+    exact_by_steps = True  # the state is turned by what a call has read
+
     def __init__(self, d_model: int, config: Mamba3Config) -> None:
         super().__init__()
         self.d_model, self.config = d_model, config

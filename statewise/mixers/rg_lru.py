@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Positive, PositiveRange
 from statewise.errors import ConfigError
+from statewise.kernels.exact import is_exact
 from statewise.kernels.gelu_tanh import gelu_tanh
 from statewise.kernels.linear_scan import linear_scan
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
@@ -140,7 +141,7 @@ class RGLRU(Mixer):
         before = x.new_zeros(x.shape[0], self.d_inner, dtype=dtype) if state is None else state.h.to(dtype)
         if masks.starts is not None and x.shape[1]:
             before = before.masked_fill(masks.starts[:, :1], 0)  # even one that holds NaN
-        if not is_any(x.shape[1]) and x.shape[1] == 1:
+        if not is_any(x.shape[1]) and x.shape[1] == 1 and not is_exact():
             h = a * before.unsqueeze(1) + added
         else:
             with without_autocast(x.device):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.errors import ConfigError
-from statewise.kernels.short_convolution import short_convolution_unchecked
-from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
+from statewise.kernels.exact import is_exact
+from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState, convolve
 from statewise.operators.masks import Masks, build_masks
 from statewise.operators.plan import plan
 
@@ -69,9 +69,9 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Tensor, ConvolutionState | None]:
         """f(bias + taps * u), for few taps in one pass."""
         operator = self.operator
-        if plan(operator.rules, length=u.shape[1], n_taps=self.weight.shape[1]).form == "direct":
+        if is_exact() or plan(operator.rules, length=u.shape[1], n_taps=self.weight.shape[1]).form == "direct":
             history = operator.history(u, state)
-            y = short_convolution_unchecked(
+            y, u, history = convolve(
                 u, self.weight.to(history.dtype), history, masks.segments, bias=self.bias, activation=self.activation
             )
             return y.to(u.dtype), operator.following(u, history, state, masks)

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
 from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, build_masks, mask_time
-from statewise.operators.plan import Plan, Rule, plan
+from statewise.operators.plan import EXACT, Plan, Rule, plan
 from statewise.operators.state_shape import at_rest, check_state
 from statewise.precision import full_precision, without_autocast
 
@@ -43,6 +44,7 @@ class Operator(abc.ABC):
 
     forms: ClassVar[tuple[str, ...]] = ("recurrent",)
     rules: ClassVar[tuple[Rule, ...]] = ()  # which form runs when; without them ``recurrent``
+    exact_form: ClassVar[str] = "recurrent"  # which form runs in exact mode: one whose steps know nothing of the length
     time_varying: ClassVar[tuple[str, ...]] = ()
     mixes_channels: ClassVar[bool] = False  # an output depends on the inputs of all channels
 
@@ -132,7 +134,7 @@ class Operator(abc.ABC):
             op = self._mask(masks.valid)
         if state is not None and masks.starts is not None and u.shape[1]:
             # a row that begins here forgets even a state that holds NaN, which no mask multiplies away
-            state = _choose(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
+            state = choose_rows(masks.starts[:, 0], pytree.tree_map(torch.zeros_like, state), state)
         if form is None:
             form = self._plan(u).form
         y, final = (getattr(op, form) if isinstance(form, str) else form)(u, state, masks)
@@ -140,6 +142,8 @@ class Operator(abc.ABC):
 
     def _plan(self, u: Tensor) -> Plan:
         """The form for this call, and why."""
+        if is_exact():
+            return Plan(self.exact_form, EXACT)
         return plan(self.rules, length=u.shape[1], n_taps=self._n_taps())
 
     def _why(self, chosen: Plan, u: Tensor, state: Any) -> str:
@@ -175,9 +179,9 @@ class Operator(abc.ABC):
         for t, u_t in enumerate(u.unbind(1)):
             now = self._at({name: c[t] for name, c in zip(self.time_varying, coefficients)})
             if masks.starts is not None:
-                state = _choose(masks.starts[:, t], rest, state)
+                state = choose_rows(masks.starts[:, t], rest, state)
             y, following = now.step(u_t, state)
-            state = following if masks.valid is None else _choose(masks.valid[:, t], following, state)
+            state = following if masks.valid is None else choose_rows(masks.valid[:, t], following, state)
             outputs.append(y)
         return (torch.stack(outputs, 1) if outputs else u.new_zeros(self._output_shape(u))), state
 
@@ -265,7 +269,7 @@ def check_dtypes(name: str, u: Tensor, **coefficients: Tensor) -> None:
         )
 
 
-def _choose(condition: Tensor, yes: Any, no: Any) -> Any:
+def choose_rows(condition: Tensor, yes: Any, no: Any) -> Any:
     """yes where the row's condition holds, else no, leaf by leaf."""
     return pytree.tree_map(lambda a, b: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), yes, no)
 

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.exact import is_exact, of_parameters
+from statewise.kernels.exact.convolution import convolve_exactly
 from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.short_convolution import short_convolution_unchecked
 from statewise.operators.base import Operator, check_dtypes
@@ -50,6 +52,8 @@ class CausalConvolution(Operator):
         otherwise("fft", "O(log n_taps) for each step instead of O(n_taps)"),
     )
 
+    exact_form: ClassVar[str] = "direct"
+
     @classmethod
     def from_shift(cls, B: Tensor, C: Tensor, D: Tensor | None = None) -> CausalConvolution:
         """H3's shift SSM: A moves the state down by one place, so its filter is taps_i = sum_n C[n + i] B[n], plus D in
@@ -74,7 +78,8 @@ class CausalConvolution(Operator):
             raise InputError(
                 f"a shift SSM of width {B.shape[0]} needs its skip D ({B.shape[0]},); got {tuple(D.shape)}"
             )
-        taps = fft_convolution(C.flip(1).mT.unsqueeze(0), B).squeeze(0).flip(0).mT
+        with of_parameters():
+            taps = fft_convolution(C.flip(1).mT.unsqueeze(0), B).squeeze(0).flip(0).mT
         return cls(taps if D is None else taps + F.pad(D.unsqueeze(1), (0, B.shape[1] - 1)))
 
     @property
@@ -113,7 +118,7 @@ class CausalConvolution(Operator):
     ) -> tuple[Tensor, ConvolutionState | None]:
         """Every input times its taps, in one pass."""
         taps, history = self.taps.to(full_precision(u.dtype, self.taps.dtype)), self.history(u, state)
-        y = short_convolution_unchecked(u, taps, history, masks.segments, bias=None, activation=None)
+        y, u, history = convolve(u, taps, history, masks.segments, bias=None, activation=None)
         return y.to(u.dtype), self.following(u, history, state, masks)
 
     def history(self, u: Tensor, state: ConvolutionState | None) -> Tensor:
@@ -143,6 +148,15 @@ class CausalConvolution(Operator):
         else:
             y = _each_document(x, taps, history, masks)
         return y.to(u.dtype), None if history is None else self.following(x, history, state, masks)
+
+
+def convolve(
+    u: Tensor, taps: Tensor, history: Tensor, segments: Tensor | None, *, bias: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """f(bias + taps * u); u and the history, for the state behind them to be made of."""
+    if is_exact():
+        return convolve_exactly(u, taps, history, segments, bias=bias, activation=activation)
+    return short_convolution_unchecked(u, taps, history, segments, bias=bias, activation=activation), u, history
 
 
 def last_inputs(x: Tensor, history: Tensor, masks: Masks) -> Tensor:

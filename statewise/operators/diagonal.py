@@ -61,6 +61,8 @@ class DiagonalLTI(TimeInvariant):
         CONVOLVE,
     )
 
+    exact_form: ClassVar[str] = "scan"
+
     @property
     def channels(self) -> tuple[int, ...]:
         return (self.A.shape[0],)

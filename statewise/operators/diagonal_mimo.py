@@ -52,6 +52,7 @@ class DiagonalMIMO(Operator):
         up_to(1, "recurrent", SINGLE),
         otherwise("scan", "a matrix product into all states, one scan, and one product out of them"),
     )
+    exact_form: ClassVar[str] = "scan"
     mixes_channels: ClassVar[bool] = True
 
     @property

@@ -25,6 +25,7 @@ class Rule(NamedTuple):
 
 LONG = 2**40  # steps
 SINGLE = "a single step has nothing to gain"
+EXACT = "exact mode: every step is computed from the state before it alone, however the sequence is cut"
 
 
 class Plan(NamedTuple):

@@ -68,6 +68,8 @@ class SelectiveDiagonal(Operator):
         otherwise("scan", "one kernel over all steps, without an array of states", condition="always"),
     )
 
+    exact_form: ClassVar[str] = "scan"
+
     @property
     def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]
         """The coefficients with a time axis: a gate only if there is one."""

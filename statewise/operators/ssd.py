@@ -53,6 +53,8 @@ class SSD(Operator):
         otherwise("chunked", "matrix products inside chunks, linear in length"),
     )
 
+    exact_form: ClassVar[str] = "chunked"  # whose kernel goes step by step in exact mode
+
     @property
     def time_varying(self) -> tuple[str, ...]:  # type: ignore[override]
         """The coefficients with a time axis: dt only if there is one."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statewise.kernels import backend
+from statewise.kernels.exact.switch import is_exact
 from statewise.kernels.linear import native, onednn
 from statewise.kernels.linear.native import FEW, refusal
 from statewise.kernels.registration import register
@@ -77,7 +78,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     n_rows = x.numel() // max(x.shape[-1], 1) if x.ndim else 0
     in_float32 = x.dtype == weight.dtype == torch.float32
     rounded = in_float32 and rounds_projections(x.device) and not torch.is_autocast_enabled(x.device.type)
-    if not rounded and (
+    if not rounded and not is_exact() and (
         torch.compiler.is_compiling()  # first, since the number of rows may have no value there
         or not in_float32
         or x.device.type != "cpu"

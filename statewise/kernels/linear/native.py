@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.kernels.backend import refusal_of
+from statewise.kernels.exact.switch import is_exact
 
 FEW = 8  # rows of x that matmul_few.c takes
 _TURNED = 4  # a weight with this many times as many rows as x is not packed
@@ -22,7 +23,10 @@ def refusal(x: Tensor, weight: Tensor) -> str | None:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)"""
+    """x (m, k), weight (n, k), of any strides -> x W^T + b (m, n)
+
+    In exact mode few rows are summed as many are: matmul_ordered.c.
+    """
     (m, k), n = x.shape, weight.shape[0]
     y = torch.empty(m, n, dtype=torch.float32)
     if 0 in (m, n):
@@ -31,7 +35,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return y.copy_(bias) if bias is not None else y.zero_()
     bias = None if bias is None else bias.contiguous()
     threads = native.n_threads()
-    if m <= FEW and x.is_contiguous() and weight.is_contiguous():
+    if m <= FEW and is_exact() and 1 in weight.stride():
+        few = native.function("matmul_ordered", torch.float32, "ppppllllll")
+        few(x.contiguous(), weight, bias, y, m, n, k, *weight.stride(), threads)
+        return y
+    if m <= FEW and not is_exact() and x.is_contiguous() and weight.is_contiguous():
         native.function("matmul_few", torch.float32, "ppppllll")(x, weight, bias, y, m, n, k, threads)
         return y
     panel, scratch_size = _sizes(native.instruction_set())

@@ -1,0 +1,203 @@
+"""Random cases of exact mode: a row alone and whole, against the same row cut, padded, packed and beside others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from statewise.mixers.attention_state import AttentionState
+
+WAYS = ("cut", "token by token", "beside others", "padded", "packed", "two threads", "without a state")
+
+
+class Told(NamedTuple):
+    """What one row says: its outputs, the state behind it, and the gradients of its inputs and its state before."""
+
+    y: Tensor
+    state: Any
+    grad_x: Tensor | None
+    grad_state: Any
+
+
+class Subject(NamedTuple):
+    """A mixer or a model as the cases call it.
+
+    call:  (inputs, state, lengths, starts) -> (y, state)
+    rest:  a state for so many rows
+    draw:  inputs of (rows, length)
+    """
+
+    name: str
+    call: Callable[..., tuple[Tensor, Any]]
+    rest: Callable[[int], Any]
+    draw: Callable[[int, int], Tensor]
+    longest: int = 60
+
+
+def differing(one: Any, other: Any) -> int:
+    """How many numbers differ in any bit, the sign of zero included; shapes that differ count as one."""
+    first, second = (pytree.tree_leaves(m) for m in _seen(one, other))
+    if len(first) != len(second):
+        return 1
+    return sum(_bits(a, b) for a, b in zip(first, second))
+
+
+def _bits(a: Any, b: Any) -> int:
+    if not isinstance(a, Tensor):
+        return int(a is not b)
+    if not a.is_floating_point() and not b.is_floating_point():
+        return 0  # counts of what was read, in which a packed row differs by right
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return 1
+    if a.is_floating_point():
+        words = torch.int64 if a.dtype == torch.float64 else torch.int32
+        a, b = (m.detach().contiguous().view(words) for m in (a, b))
+    return int((a != b).sum())
+
+
+def _seen(one: Any, other: Any) -> tuple[Any, Any]:
+    """Of a history of keys and values, of one row, the slots that are its own; with a window one may keep more."""
+    if isinstance(one, AttentionState) and isinstance(other, AttentionState):
+        n = min(int(m.end[0] - m.start[0]) for m in (one, other))
+        slots = [slice(int(m.end[0]) - n, int(m.end[0])) for m in (one, other)]
+        first, second = ((m.keys[:, s], m.values[:, s], m.position) for m, s in zip((one, other), slots))
+        return first, second
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        pairs = [_seen(a, b) for a, b in zip(one, other)]
+        return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    return one, other
+
+
+def row_of(tree: Any, row: int) -> Any:
+    return pytree.tree_map(lambda m: m[row : row + 1], tree)
+
+
+def whole(subject: Subject, x: Tensor, state: Any, slope: Tensor | None) -> Told:
+    """The row by itself, in one call."""
+    return in_pieces(subject, x, state, [x.shape[1]], slope)
+
+
+def in_pieces(subject: Subject, x: Tensor, state: Any, pieces: list[int], slope: Tensor | None) -> Told:
+    x, leaves, state = _recorded(x, state, slope)
+    now, outputs = state, []
+    for piece in x.split(pieces, 1):
+        y, now = subject.call(piece, now, None, None)
+        outputs.append(y)
+    return _told(torch.cat(outputs, 1), now, x, leaves, slope)
+
+
+def _recorded(x: Tensor, state: Any, slope: Tensor | None) -> tuple[Tensor, list[Tensor], Any]:
+    """Copies; where there is a slope, such as take gradients."""
+    wanted = slope is not None
+    if x.is_floating_point():
+        x = x.clone().requires_grad_(wanted)
+    leaves, spec = pytree.tree_flatten(pytree.tree_map(torch.clone, state))
+    leaves = [m.requires_grad_(wanted and m.is_floating_point()) for m in leaves]
+    return x, leaves, pytree.tree_unflatten(leaves, spec)
+
+
+def _told(y: Tensor, state: Any, x: Tensor, leaves: list[Tensor], slope: Tensor | None) -> Told:
+    if slope is None:
+        return Told(y, state, None, None)
+    learned = [m for m in leaves if m.requires_grad]
+    wanted = [x, *learned] if x.requires_grad else learned
+    found = torch.autograd.grad(y, wanted, slope, allow_unused=True, materialize_grads=True) if wanted else []
+    grads = list(found)
+    grad_x = grads.pop(0) if x.requires_grad else None
+    return Told(y.detach(), state, grad_x, [g for g, m in zip(grads, learned) if m.numel()])
+
+
+def cases(subject: Subject, draws: random.Random, *, with_gradients: bool) -> Iterator[tuple[str, int]]:
+    """Of one drawn batch, for every way to read its rows, how many numbers differ from the row by itself."""
+    rows, longest = draws.randint(1, 4), draws.randint(1, subject.longest)
+    lengths = [draws.randint(1, longest) for _ in range(rows)]
+    lengths[draws.randrange(rows)] = longest
+    x, rest = subject.draw(rows, longest), subject.rest(rows)
+    y, _ = subject.call(x[:, :1], subject.rest(rows), None, None)
+    slopes = torch.randn(rows, longest, *y.shape[2:]) if with_gradients else None
+
+    def slope(row: int, length: int) -> Tensor | None:
+        return None if slopes is None else slopes[row : row + 1, :length]
+
+    alone = [whole(subject, x[r : r + 1, :n], subject.rest(1), slope(r, n)) for r, n in enumerate(lengths)]
+    row = draws.randrange(rows)
+    n = lengths[row]
+    mine = x[row : row + 1, :n]
+    yield "cut", differing(in_pieces(subject, mine, subject.rest(1), _pieces(n, draws), slope(row, n)), alone[row])
+    ones = in_pieces(subject, mine, subject.rest(1), [1] * n, slope(row, n))
+    yield "token by token", differing(ones, alone[row])
+    yield "beside others", sum(_beside(subject, x, rest, slopes, whole_rows=alone, lengths=[longest] * rows))
+    yield "padded", sum(_beside(subject, x, rest, slopes, whole_rows=alone, lengths=lengths))
+    yield "packed", _packed(subject, x, lengths, slopes, alone)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        yield "two threads", sum(_beside(subject, x, rest, slopes, whole_rows=alone, lengths=lengths))
+    finally:
+        torch.set_num_threads(threads)
+    y, _ = subject.call(mine, None, None, None)
+    yield "without a state", differing(y, alone[row].y)
+
+
+def _pieces(length: int, draws: random.Random) -> list[int]:
+    pieces = []
+    while sum(pieces) < length:
+        pieces.append(min(draws.randint(1, 1 + length // 2), length - sum(pieces)))
+    return pieces
+
+
+def _beside(
+    subject: Subject, x: Tensor, rest: Any, slopes: Tensor | None, *, whole_rows: list[Told], lengths: list[int]
+) -> Iterator[int]:
+    """All rows in one call, padded where they are shorter."""
+    longest, is_padded = x.shape[1], len(set(lengths)) > 1
+    given, leaves, state = _recorded(x, rest, slopes)
+    count = torch.tensor(lengths)
+    slope = None
+    if slopes is not None:
+        there = torch.arange(longest) < count[:, None]
+        slope = slopes * there.reshape(*there.shape, *[1] * (slopes.ndim - 2))
+    y, after = subject.call(given, state, count if is_padded else None, None)
+    told = _told(y, after, given, leaves, slope)
+    learned = iter(told.grad_state or [])
+    del learned
+    for row, (length, alone) in enumerate(zip(lengths, whole_rows)):
+        if length != alone.y.shape[1]:
+            yield 0  # this row was drawn shorter: only its beginning is the same, which `cut` looks at
+            continue
+        yield differing(
+            Told(
+                told.y[row : row + 1, :length],
+                row_of(told.state, row),
+                None if told.grad_x is None else told.grad_x[row : row + 1, :length],
+                None if told.grad_state is None else [g[row : row + 1] for g in told.grad_state],
+            ),
+            alone,
+        )
+
+
+def _packed(subject: Subject, x: Tensor, lengths: list[int], slopes: Tensor | None, alone: list[Told]) -> int:
+    """All rows one after the other in one, behind a state of its own that is forgotten."""
+    begins = torch.zeros(1, sum(lengths), dtype=torch.bool)
+    at = 0
+    for n in lengths:
+        begins[0, at] = True
+        at += n
+    packed = torch.cat([x[r : r + 1, :n] for r, n in enumerate(lengths)], 1)
+    slope = None if slopes is None else torch.cat([slopes[r : r + 1, :n] for r, n in enumerate(lengths)], 1)
+    given, leaves, state = _recorded(packed, subject.rest(1), slope)
+    y, after = subject.call(given, state, None, begins)
+    told = _told(y, after, given, leaves, slope)
+    found = differing(told.state, alone[-1].state)
+    at = 0
+    for n, one in zip(lengths, alone):
+        found += differing(told.y[:, at : at + n], one.y)
+        if told.grad_x is not None:
+            found += differing(told.grad_x[:, at : at + n], one.grad_x)
+        at += n
+    return found
