@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from families import MIXERS
 from torch.utils import _pytree as pytree
 
+import statewise as sw
 from statewise.mixers.attention_state import AttentionState
 
 WAYS = ("cut", "token by token", "beside others", "padded", "packed", "two threads", "without a state")
@@ -164,8 +166,6 @@ def _beside(
         slope = slopes * there.reshape(*there.shape, *[1] * (slopes.ndim - 2))
     y, after = subject.call(given, state, count if is_padded else None, None)
     told = _told(y, after, given, leaves, slope)
-    learned = iter(told.grad_state or [])
-    del learned
     for row, (length, alone) in enumerate(zip(lengths, whole_rows)):
         if length != alone.y.shape[1]:
             yield 0  # this row was drawn shorter: only its beginning is the same, which `cut` looks at
@@ -201,3 +201,63 @@ def _packed(subject: Subject, x: Tensor, lengths: list[int], slopes: Tensor | No
             found += differing(told.grad_x[:, at : at + n], one.grad_x)
         at += n
     return found
+
+
+def mixers(longest: int = 50) -> Iterator[Subject]:
+    """Every causal mixer of the families that keeps a state."""
+    for name, config in {**MIXERS, **MORE}.items():
+        torch.manual_seed(1)
+        mixer = config.build(8).eval()
+        if mixer.is_causal and not mixer.reads_memory:
+            yield mixer_subject(name, mixer, longest)
+
+
+def mixer_subject(name: str, mixer: sw.Mixer, longest: int) -> Subject:
+    def call(x: Tensor, state: Any, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
+        y, after = mixer(x, state, lengths=lengths, starts=starts)
+        return y, after
+
+    return Subject(name, call, mixer.initial_state, lambda rows, length: torch.randn(rows, length, 8), longest)
+
+
+MORE: dict[str, sw.MixerConfig] = {
+    "Mamba, exact hold": sw.MambaConfig(d_state=4, method="zoh"),
+    "Mamba complex, exact hold": sw.MambaConfig(d_state=4, initialization="lin", method="zoh"),
+}
+_MLP = sw.MLPConfig(expand=2)
+HYBRIDS: dict[str, sw.LanguageModelConfig] = {
+    "Mamba-2 and attention": sw.LanguageModelConfig(
+        vocab_size=23,
+        d_model=16,
+        layers=(
+            sw.Mamba2Config(d_state=8, d_head=8),
+            sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=2, n_kv_heads=1, window=9), mlp=_MLP),
+            sw.Mamba2Config(d_state=8, d_head=8),
+        ),
+    ),
+    "H3 and attention": sw.LanguageModelConfig(
+        vocab_size=23,
+        d_model=16,
+        layers=(
+            sw.BlockConfig(mixer=sw.H3Config(d_state=8), mlp=_MLP, norm="layer"),
+            sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=4), mlp=_MLP, norm="layer"),
+        ),
+    ),
+    "Mamba, delta rule and S4D": sw.LanguageModelConfig(
+        vocab_size=23,
+        d_model=16,
+        layers=(sw.MambaConfig(d_state=4), sw.GatedDeltaNetConfig(n_heads=2, d_key=4, d_value=4), sw.S4DConfig(d_state=8)),
+    ),
+}
+
+
+def model_subject(name: str, longest: int = 50) -> Subject:
+    """A hybrid language model; its inputs are tokens."""
+    torch.manual_seed(2)
+    model = HYBRIDS[name].build().eval()
+
+    def call(x: Tensor, state: Any, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
+        y, after = model(x, state, lengths=lengths, starts=starts)
+        return y, after
+
+    return Subject(name, call, model.initial_state, lambda rows, length: torch.randint(23, (rows, length)), longest)

@@ -54,14 +54,13 @@ INLINE void LOCAL(forward_states)(const LOCAL(forward_part) * p, const int n, co
         for (int j = 0; j < n; j++) {
             pair a = LOCAL(transition)(delta, rates[j], is_complex);
             pair b = LOCAL(coefficient)(B, j, is_complex, per_lane), c = LOCAL(coefficient)(C, j, is_complex, per_lane);
-            pair added;
+            pair ah = LOCAL(moved)(a, h[j], is_complex);
             if (exact) {
                 pair step = LOCAL(exact_step)(delta, A[j], a, inverse[j], is_complex);
-                added = LOCAL(product)(LOCAL(scaled)(step, input, is_complex), b, is_complex);
+                h[j] = LOCAL(with_held)(ah, step, b, input, is_complex);
             } else {
-                added = LOCAL(scaled)(b, input, is_complex);
+                h[j] = LOCAL(with_input)(ah, b, input, is_complex);
             }
-            h[j] = LOCAL(add_product)(added, a, h[j], is_complex);
             c.im = -c.im; /* Re(C h) */
             if (j & 1) y_odd = LOCAL(add_real)(y_odd, c, h[j], is_complex);
             else y = LOCAL(add_real)(y, c, h[j], is_complex);

@@ -42,7 +42,7 @@ INLINE void LOCAL(adjoint_forwards)(const LOCAL(adjoint_part) * p, const int n, 
         for (int j = 0; j < n; j++) {
             const int64_t at = (t * n + j) * parts * REAL_LANES;
             pair a = LOCAL(transition)(delta, rates[j], is_complex);
-            pair ah = LOCAL(product)(a, h[j], is_complex);
+            pair ah = LOCAL(moved)(a, h[j], is_complex);
             pair b = LOCAL(coefficient)(B, j, is_complex, per_lane), c = LOCAL(coefficient)(C, j, is_complex, per_lane);
             LOCAL(pair_store)(p->a + at, a, is_complex);
             LOCAL(pair_store)(p->ah + at, ah, is_complex);
@@ -52,11 +52,10 @@ INLINE void LOCAL(adjoint_forwards)(const LOCAL(adjoint_part) * p, const int n, 
                 pair step = LOCAL(exact_step)(delta, A, a, inverse, is_complex);
                 LOCAL(pair_store)(p->step + at, step, is_complex);
                 LOCAL(pair_store)(p->slope + at, LOCAL(exact_slope)(delta, A, a, step, inverse, is_complex), is_complex);
-                b = LOCAL(product)(step, b, is_complex);
+                h[j] = LOCAL(with_held)(ah, step, b, input, is_complex);
+            } else {
+                h[j] = LOCAL(with_input)(ah, b, input, is_complex);
             }
-            h[j] = LOCAL(scaled)(b, input, is_complex);
-            h[j].re += ah.re;
-            if (is_complex) h[j].im += ah.im;
             c.im = -c.im; /* Re(C h) */
             y = LOCAL(add_real)(y, c, h[j], is_complex);
         }

@@ -57,6 +57,21 @@ INLINE pair LOCAL(conjugate)(pair x, pair y, int is_complex) {
 
 INLINE pair LOCAL(scaled)(pair x, vreal y, int is_complex) { return (pair){x.re * y, is_complex ? x.im * y : x.im}; }
 
+/* a h, and the state that it and what a step adds give: with roundings in the same places in the forward kernel and in
+ * the adjoint, so that both have the same states, bit for bit. */
+INLINE pair LOCAL(moved)(pair a, pair h, int is_complex) {
+    if (!is_complex) return (pair){v_rounded(a.re * h.re), a.im};
+    vreal re = v_rounded(a.im * h.im), im = v_rounded(a.im * h.re);
+    return (pair){v_rounded(a.re * h.re - re), v_rounded(a.re * h.im + im)};
+}
+INLINE pair LOCAL(with_input)(pair ah, pair b, vreal input, int is_complex) {
+    return (pair){b.re * input + ah.re, is_complex ? b.im * input + ah.im : ah.im};
+}
+INLINE pair LOCAL(with_held)(pair ah, pair step, pair b, vreal input, int is_complex) {
+    pair by = LOCAL(scaled)(step, input, is_complex), added = LOCAL(moved)(by, b, is_complex);
+    return (pair){ah.re + added.re, is_complex ? ah.im + added.im : ah.im};
+}
+
 /* sum + Re(x conj(y)) */
 INLINE vreal LOCAL(add_real)(vreal sum, pair x, pair y, int is_complex) {
     sum += x.re * y.re;

@@ -35,17 +35,7 @@ typedef struct {
     int64_t first, count;
 } steps;
 
-/* A product that is rounded by itself, and not made one operation with a sum */
-INLINE vreal rounded(vreal x) {
-#if defined(__x86_64__)
-    __asm__("" : "+v"(x));
-#elif defined(__aarch64__)
-    __asm__("" : "+w"(x));
-#endif
-    return x;
-}
-
-INLINE vreal next_state(real a, vreal before, real value, vreal B) { return rounded(value * B) + a * before; }
+INLINE vreal next_state(real a, vreal before, real value, vreal B) { return v_rounded(value * B) + a * before; }
 
 static void stage(const ordered *o, int64_t row, int64_t head, int64_t first, steps *s) {
     int64_t size = o->vectors * REAL_LANES, group = head / (o->heads / o->groups);

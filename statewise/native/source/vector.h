@@ -71,6 +71,24 @@ INLINE void store_some_f64(double *to, vf64 value, int64_t count) {
 INLINE vf32 broadcast_f32(float value) { return value - (vf32){0}; } /* adding zero would turn -0 into 0 */
 INLINE vf64 broadcast_f64(double value) { return value - (vf64){0}; }
 
+/* A product that is rounded by itself: no one operation is made of it and a sum. Of two products in a sum the compiler
+ * may take either into it, here this one and there that one. */
+#if defined(__x86_64__)
+#define AS_IT_IS(value) __asm__("" : "+v"(value))
+#elif defined(__aarch64__)
+#define AS_IT_IS(value) __asm__("" : "+w"(value))
+#else
+#define AS_IT_IS(value) (void)0
+#endif
+INLINE vf32 rounded_f32(vf32 value) {
+    AS_IT_IS(value);
+    return value;
+}
+INLINE vf64 rounded_f64(vf64 value) {
+    AS_IT_IS(value);
+    return value;
+}
+
 /* condition is all ones or all zeros in each lane, as comparisons give it */
 INLINE vf32 select_f32(vi32 condition, vf32 yes, vf32 no) {
     return (vf32)((condition & (vi32)yes) | (~condition & (vi32)no));
