@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.exact import is_exact
 from statewise.operators.base import check_batch, choose_rows
+from statewise.operators.folding import fold
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import at_rest, check_state
 
@@ -155,7 +157,7 @@ class Layer(nn.Module, abc.ABC):
                 else f"{type(self).__name__} needs Masks as masks, got {type(masks).__name__}; give lengths and starts"
             )
         x = mask_time(x, masks.valid)
-        if is_exact() and x.shape[1] > 1 and getattr(self, "exact_by_steps", False):
+        if isinstance(self, Mixer) and self.exact_by_steps and is_exact() and x.shape[1]:
             return self._by_steps(x, state, masks)
         return self.mix(x, state, masks)
 
@@ -173,17 +175,22 @@ class Mixer(Freezable, Layer):
 
     def _by_steps(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         """One call of :meth:`mix` for every step: slow, and the same however the sequence is cut."""
-        now = self.initial_state(x.shape[0], device=x.device) if state is None else state
-        outputs = []
-        for t, step in enumerate(x.split(1, 1)):
-            starts = None if masks.starts is None else masks.starts[:, t : t + 1]
-            observed = None if masks.observed is None else masks.observed[:, t : t + 1]
-            y, after = self.mix(step, now, build_masks(step, None, starts)._replace(observed=observed))
-            if masks.valid is not None:
-                after = choose_rows(masks.valid[:, t], after, now)
-            outputs.append(y)
-            now = after
-        return mask_time(torch.cat(outputs, 1), masks.valid), None if state is None else now
+        begin = self.initial_state(x.shape[0], device=x.device) if state is None else state
+        carry, form = pytree.tree_flatten(begin)
+        steps = {"x": x, "valid": masks.valid, "starts": masks.starts, "observed": masks.observed}
+        given = {name: m for name, m in steps.items() if m is not None}
+
+        def step(carry: list[Tensor], inputs: list[Tensor], _: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            now = pytree.tree_unflatten(carry, form)
+            at = {name: m.unsqueeze(1) for name, m in zip(given, inputs)}
+            own = build_masks(at["x"], None, at.get("starts"))._replace(observed=at.get("observed"))
+            y, after = self.mix(at["x"], now, own)
+            if "valid" in at:
+                after = choose_rows(at["valid"][:, 0], after, now)
+            return pytree.tree_leaves(after), [y.squeeze(1)]
+
+        end, (y,) = fold(step, carry, [*given.values()], list(self.parameters()))
+        return mask_time(y, masks.valid), None if state is None else pytree.tree_unflatten(end, form)
 
     @abc.abstractmethod
     def state_shape(self) -> Any:

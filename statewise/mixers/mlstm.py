@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, NonNegative, Positive
 from statewise.errors import ConfigError
-from statewise.kernels.exact import is_exact
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.projection import Linear, draw_default
 from statewise.operators.folding import is_any
@@ -75,6 +74,8 @@ class MLSTM(Mixer):
     >>> y.shape, state.memory.h.shape
     (torch.Size([1, 5, 16]), torch.Size([1, 2, 9, 4]))
     """
+
+    exact_by_steps = True  # the scales of a call come from sums over its steps
 
     def __init__(self, d_model: int, config: MLSTMConfig) -> None:
         super().__init__()
@@ -146,13 +147,6 @@ def scales(log_f: Tensor, log_i: Tensor, before: Tensor, starts: Tensor | None) 
     if not is_any(log_f.shape[1]) and log_f.shape[1] == 1:
         before = before if starts is None else before.masked_fill(starts, 0)
         return torch.maximum(log_f + before.unsqueeze(1), log_i)
-    if is_exact():  # no sum over the steps before
-        steps = []
-        for t, (forgotten, written) in enumerate(zip(log_f.unbind(1), log_i.unbind(1))):
-            now = before if starts is None else before.masked_fill(starts[:, t, None], 0)
-            before = torch.maximum(forgotten + now, written)
-            steps.append(before)
-        return torch.stack(steps, 1)
     total = log_f.double().cumsum(1)
     entering = torch.full_like(total, -torch.inf)
     entering[:, 0] = before

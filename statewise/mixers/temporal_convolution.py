@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, OneOf
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.nodes import windows
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.projection import Linear, draw_default
@@ -87,23 +89,29 @@ class TCN(Mixer):
         for convolution, before in zip(self.convolutions, histories):
             dtype = full_precision(x.dtype) if before is None else before.dtype
             history = x.new_zeros(x.shape[0], self.reach, self.d_model, dtype=dtype) if before is None else before
+            taps, x, history = self._taps(x, history, masks.segments)
             if state is not None:
                 kept.append(last_inputs(x.to(dtype), history, masks))
-            x = self.dropout(self.activation(convolution(self._taps(x, history.to(x.dtype), masks.segments))))
+            x = self.dropout(self.activation(convolution(taps)))
         return x, None if state is None else TCNState(torch.stack(kept, 1))
 
-    def _taps(self, x: Tensor, history: Tensor, segments: Tensor | None) -> Tensor:
-        """(batch, length, n_taps d_model): for each step the inputs that it sees, zero before its document."""
-        past = torch.cat([history, x], 1)
+    def _taps(self, x: Tensor, history: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, length, n_taps d_model): for each step the inputs that it sees, zero before its document; and x and
+        the history, for the state behind them to be made of."""
+        past = torch.cat([history.to(x.dtype), x], 1)
         offsets = [self.reach - i * self.config.dilation for i in range(self.config.n_taps)]
-        seen = [past[:, at : at + x.shape[1]] for at in offsets]
+        if is_exact():
+            seen, past = windows(past, offsets, x.shape[1])
+            history, x = past[:, : self.reach], past[:, self.reach :]
+        else:
+            seen = [past[:, at : at + x.shape[1]] for at in offsets]
         if segments is not None:
             ids = torch.cat([segments.new_zeros(len(x), self.reach), segments], 1)
             seen = [
                 torch.where((ids[:, at : at + x.shape[1]] == segments).unsqueeze(-1), part, torch.zeros_like(part))
                 for at, part in zip(offsets, seen)
             ]
-        return torch.cat(seen, -1)
+        return torch.cat(seen, -1), x, history
 
 
 def tcn_layers(n_layers: int, *, n_taps: int = 3, dropout: float = 0.0) -> tuple[TCNConfig, ...]:

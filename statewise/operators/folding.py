@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.nodes import as_node
+
 # Of what is carried, of one step of each input and of the constants: what is carried on, and outputs
 Step = Callable[[list[Tensor], list[Tensor], list[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
@@ -29,6 +32,8 @@ def fold(
     Shapes:  each of inputs: (..., length, ...), with the length, at least 1, at ``dim``
     Cost:    one step after the other.
     """
+    if is_exact() and torch.is_grad_enabled():
+        step = as_node(step)
     if not is_any(inputs[0].shape[dim]):
         now, outputs = list(carry), []
         for parts in zip(*(x.unbind(dim) for x in inputs)):

@@ -60,9 +60,9 @@ INLINE pair LOCAL(scaled)(pair x, vreal y, int is_complex) { return (pair){x.re 
 /* a h, and the state that it and what a step adds give: with roundings in the same places in the forward kernel and in
  * the adjoint, so that both have the same states, bit for bit. */
 INLINE pair LOCAL(moved)(pair a, pair h, int is_complex) {
-    if (!is_complex) return (pair){v_rounded(a.re * h.re), a.im};
-    vreal re = v_rounded(a.im * h.im), im = v_rounded(a.im * h.re);
-    return (pair){v_rounded(a.re * h.re - re), v_rounded(a.re * h.im + im)};
+    if (!is_complex) return (pair){v_alone(a.re * h.re), a.im};
+    vreal re = v_alone(a.im * h.im), im = v_alone(a.im * h.re);
+    return (pair){v_alone(a.re * h.re - re), v_alone(a.re * h.im + im)};
 }
 INLINE pair LOCAL(with_input)(pair ah, pair b, vreal input, int is_complex) {
     return (pair){b.re * input + ah.re, is_complex ? b.im * input + ah.im : ah.im};

@@ -35,7 +35,7 @@ typedef struct {
     int64_t first, count;
 } steps;
 
-INLINE vreal next_state(real a, vreal before, real value, vreal B) { return v_rounded(value * B) + a * before; }
+INLINE vreal next_state(real a, vreal before, real value, vreal B) { return v_alone(value * B) + a * before; }
 
 static void stage(const ordered *o, int64_t row, int64_t head, int64_t first, steps *s) {
     int64_t size = o->vectors * REAL_LANES, group = head / (o->heads / o->groups);

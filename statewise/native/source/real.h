@@ -16,7 +16,7 @@
 #undef v_broadcast
 #undef v_select
 #undef v_sum
-#undef v_rounded
+#undef v_alone
 #undef v_exp
 #undef v_exp2
 #undef v_exp2_product
@@ -40,7 +40,7 @@
 #define v_broadcast broadcast_f32
 #define v_select select_f32
 #define v_sum sum_f32
-#define v_rounded rounded_f32
+#define v_alone alone_f32
 #define v_exp exp_f32
 #define v_exp2 exp2_f32
 #define v_exp2_product exp2_product_f32
@@ -62,7 +62,7 @@
 #define v_broadcast broadcast_f64
 #define v_select select_f64
 #define v_sum sum_f64
-#define v_rounded rounded_f64
+#define v_alone alone_f64
 #define v_exp exp_f64
 #define v_exp2 exp2_f64
 #define v_exp2_product exp2_product_f64

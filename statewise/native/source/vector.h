@@ -74,18 +74,18 @@ INLINE vf64 broadcast_f64(double value) { return value - (vf64){0}; }
 /* A product that is rounded by itself: no one operation is made of it and a sum. Of two products in a sum the compiler
  * may take either into it, here this one and there that one. */
 #if defined(__x86_64__)
-#define AS_IT_IS(value) __asm__("" : "+v"(value))
+#define KEEP(value) __asm__("" : "+v"(value))
 #elif defined(__aarch64__)
-#define AS_IT_IS(value) __asm__("" : "+w"(value))
+#define KEEP(value) __asm__("" : "+w"(value))
 #else
-#define AS_IT_IS(value) (void)0
+#define KEEP(value) (void)0
 #endif
-INLINE vf32 rounded_f32(vf32 value) {
-    AS_IT_IS(value);
+INLINE vf32 alone_f32(vf32 value) {
+    KEEP(value);
     return value;
 }
-INLINE vf64 rounded_f64(vf64 value) {
-    AS_IT_IS(value);
+INLINE vf64 alone_f64(vf64 value) {
+    KEEP(value);
     return value;
 }
 
