@@ -246,7 +246,11 @@ HYBRIDS: dict[str, sw.LanguageModelConfig] = {
     "Mamba, delta rule and S4D": sw.LanguageModelConfig(
         vocab_size=23,
         d_model=16,
-        layers=(sw.MambaConfig(d_state=4), sw.GatedDeltaNetConfig(n_heads=2, d_key=4, d_value=4), sw.S4DConfig(d_state=8)),
+        layers=(
+            sw.MambaConfig(d_state=4),
+            sw.GatedDeltaNetConfig(n_heads=2, d_key=4, d_value=4),
+            sw.S4DConfig(d_state=8),
+        ),
     ),
 }
 

@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "long-range-arena": "Long Range Arena",
         "long-range-arena-settings": "Long Range Arena: settings",
         "kernels": "Kernels",
+        "exact": "One answer: exact mode",
         "gpu": "GPUs",
     },
     "Guides: with other software": {

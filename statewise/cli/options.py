@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 SOURCES = "A run folder, a checkpoint, a published model's folder or file, or hub:owner/name."
@@ -20,6 +21,12 @@ Weights = Annotated[
         help="Precision of the weights: float32, bfloat16, int8 or int4. Default: as saved.", show_default=False
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="The same bits for a row however it is cut, padded and batched. On the CPU, in float32; slower."
+    ),
+]
 Json = Annotated[
     bool | None,
     typer.Option("--json/--no-json", help="Default: tables on a terminal, JSON elsewhere.", show_default=False),
@@ -33,6 +40,15 @@ def refuse_existing(path: Path) -> None:
     raise ConfigError(f"{path} exists already; give a new name, or replace it with --overwrite")
 
 
-def device_for(weights: str | None, device: str) -> str:
-    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU."""
-    return "cpu" if weights is not None and device == "auto" else device
+def begin_exact(on: bool) -> None:
+    """Exact mode until the command ends, if it is asked for."""
+    if on:
+        from statewise.kernels.exact import exact
+
+        click.get_current_context().with_resource(exact())
+
+
+def device_for(weights: str | None, device: str, exact: bool = False) -> str:
+    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU, where
+    exact mode computes, too."""
+    return "cpu" if (weights is not None or exact) and device == "auto" else device

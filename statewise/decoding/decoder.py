@@ -17,6 +17,7 @@ from statewise.decoding.program import Program, Weights
 from statewise.decoding.reading import uses_vnni, way_of
 from statewise.decoding.states import addresses, check_plain, check_positions, check_state, copied, plain
 from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.operators.base import check_batch
 
@@ -187,6 +188,10 @@ class Running:
         logits: bool = True,
     ) -> Tensor | None:
         """One token of each row: (batch,) or (batch, 1) -> (batch, vocabulary). Options as :meth:`Decoder.__call__`."""
+        if is_exact():
+            raise InputError(
+                "a Decoder has no exact form; in exact mode use the model itself, and generate without weights"
+            )
         with self._lock:
             return self._step(tokens, lengths, starts, logits)
 
@@ -328,6 +333,8 @@ def why_not(model: nn.Module) -> str | None:
     """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
     if not native.available():
         return f"the C kernels are not available: {native.why_not()}"
+    if is_exact():
+        return "in exact mode a model reads by its own step, whose sums have another order"
     return refusal(model)
 
 

@@ -93,9 +93,7 @@ def attend_fully(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def _attend_exactly(
-    q: Tensor, k: Tensor, v: Tensor, seen: Seen, dropout: Callable[[Tensor], Tensor] | None
-) -> Tensor:
+def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, seen: Seen, dropout: Callable[[Tensor], Tensor] | None) -> Tensor:
     """What a query sees is one range of keys, the real ones of a document or of a row, within the window."""
     if dropout is not None:
         raise InputError("exact mode attends without dropout, whose noise depends on the call; set dropout=0 or eval()")

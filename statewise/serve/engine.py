@@ -17,6 +17,7 @@ from torch import Tensor
 from statewise.errors import InputError, StatewiseError
 from statewise.generation import Reading
 from statewise.generation.reading import extend
+from statewise.kernels.exact import exact
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.serve.drawing import drawn
 from statewise.serve.errors import RequestError
@@ -40,7 +41,7 @@ class Engine:
     """All work with the model, in one thread. The methods may be called from any.
 
     A row's text is that of :func:`statewise.generate` with the same seed, whoever else is there: its random numbers are
-    its own, and its logits do not depend on the others, but for the rounding of float32.
+    its own, and its logits do not depend on the others, but for the rounding of float32; in exact mode not even that.
     """
 
     def __init__(self, served: ServedModel, config: ServeConfig, states: States, metrics: Metrics) -> None:
@@ -110,7 +111,7 @@ class Engine:
     def _run(self) -> None:
         served = self.served
         try:
-            with evaluation_mode(served.reader), torch.inference_mode():
+            with exact(self.config.exact), evaluation_mode(served.reader), torch.inference_mode():
                 self._rows = served.rows(self.config.rows)
                 self._free = list(range(self.config.rows))
                 while not self._stopping:

@@ -33,6 +33,7 @@ class ServeConfig(Config):
     disk_bytes:       of that folder for states that nobody named
     max_saved:        states that clients may save by a name
     stop_seconds:     how long running answers may take to end when the server is stopped
+    exact:            in exact mode, :func:`statewise.exact`: an answer has the same bits whoever else is there
     """
 
     host: Name = "127.0.0.1"
@@ -51,6 +52,7 @@ class ServeConfig(Config):
     disk_bytes: Natural = 8 << 30
     max_saved: Natural = 256
     stop_seconds: Positive = 30.0
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not self.is_local and self.api_key is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import ConfigError, InputError, importing
+from statewise.kernels.exact import exact
 from statewise.models.language_model import LanguageModel
 from statewise.serve.options import ServeConfig
 
@@ -156,7 +157,8 @@ def make_server(
     from statewise.serve.model import ServedModel
     from statewise.serve.states import States
 
-    served = ServedModel(model, tokenizer, name=name, weights=weights, template=template, prompts=prompts)
+    with exact(config.exact):
+        served = ServedModel(model, tokenizer, name=name, weights=weights, template=template, prompts=prompts)
     folder = None
     if config.state_folder is not None:
         path = Path(config.state_folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, Json, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, Json, TokenizerOption, Weights, Which, begin_exact, device_for
 
 if TYPE_CHECKING:
     from statewise.cli.questions import Shown
@@ -127,6 +127,7 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
     json: Json = None,
 ) -> None:
     """Measure how well a model does on a split of its data, on questions, or on tasks of lm-eval.
@@ -138,6 +139,7 @@ def evaluate(
 
     if tasks is not None and questions is not None:
         raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
+    begin_exact(exact)
     mode = "--tasks" if tasks is not None else "--questions" if questions is not None else ""
     _refuse_what_has_no_place(context, mode)
     if text_file is not None and data is not None:
@@ -170,7 +172,7 @@ def evaluate(
     from statewise.cli.model_folder import open_model
     from statewise.cli.questions import ask, beside_published, run_tasks
 
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device, exact), tokenizer=tokenizer)
     if weights is not None:
         opened = opened.with_weights(weights)
     asked = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, begin_exact, device_for
 from statewise.errors import DataError
 
 
@@ -44,6 +44,7 @@ def generate(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Continue each prompt, and print the text as the model writes it."""
     from statewise.cli.console import read_prompt, write_generated
@@ -53,6 +54,7 @@ def generate(
             "--log-probabilities prints what is generated, one object for each token, and no prompt; leave out --echo",
             param_hint="--echo",
         )
+    begin_exact(exact)
     texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
     if state_out is not None:
         from statewise.checkpoints.atomic import require_place
@@ -75,7 +77,7 @@ def generate(
         "repetition_penalty": repetition_penalty,
     }
     Sampling(**sampling)  # an option out of range is told before a long prompt is read
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device, exact), tokenizer=tokenizer)
     model = opened.language_model
     if opened.own_tokenizer is None and (folder / RUN_FILE).is_file():
         data = read_run(folder).data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statewise.cli.answer_files import print_answers, require_answer_file, require_other_than, write_answers
-from statewise.cli.options import Device, Folder, TokenizerOption, Which
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Which, begin_exact, device_for
 
 if TYPE_CHECKING:
     from statewise.predict import Predictor
@@ -53,6 +53,7 @@ def predict(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Predict with a trained model: classes with their probabilities, numbers, embeddings, how likely texts are.
 
@@ -69,7 +70,8 @@ def predict(
     from statewise.models.text_input import needs_tokenizer
     from statewise.predict import Predictor
 
-    opened = open_model(folder, which=which, device=device, tokenizer=tokenizer)
+    begin_exact(exact)
+    opened = open_model(folder, which=which, device=device_for(None, device, exact), tokenizer=tokenizer)
     opened.require_answers()
     if opened.forecasts:
         raise ConfigError(f"{folder} holds a {type(opened.model).__name__}; use statewise forecast {folder} {data}")

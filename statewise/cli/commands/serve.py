@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, device_for
 
 GIGA = 1 << 30
 
@@ -47,6 +47,7 @@ def serve(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Answer OpenAI's clients over HTTP, until Ctrl-C."""
     from statewise.cli.model_folder import open_model
@@ -72,10 +73,11 @@ def serve(
         disk_bytes=_bytes("--state-disk", state_disk),
         max_saved=max_saved,
         stop_seconds=stop_seconds,
+        exact=exact,
         **limits,
     )
     text = None if template is None else check_template(read_text(template), template)
-    opened = open_model(folder, which=which, device=device_for(weights, device), tokenizer=tokenizer)
+    opened = open_model(folder, which=which, device=device_for(weights, device, exact), tokenizer=tokenizer)
     if name is None:  # that of a hub is in a folder with a name of its own
         name = folder.name if str(folder).startswith("hub:") else opened.folder.resolve().name
     log_to_stderr()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from statewise.cli.one_voice import one_voice
+from statewise.cli.options import Exact, begin_exact
 
 
 @one_voice
@@ -98,6 +99,7 @@ def train(
         typer.Option(min=1, help="With several runs: how many at once. Default: one for each core; on CUDA 1."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (train.device).")] = None,
+    exact: Exact = False,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,6 +139,7 @@ def train(
 
         typer.echo("\n".join(preset_lines()))
         return
+    begin_exact(exact)
     if preset is not None and config is not None:
         raise typer.BadParameter(
             "--preset and --config each describe a run; give one of the two", param_hint="--config"
@@ -169,6 +172,8 @@ def train(
     said["ignored_fields"] = tuple(ignored_fields or ())
     said |= {"targets": _columns(targets), "covariates": _columns(covariates), "horizon": horizon}
     several = seeds is not None or lrs is not None
+    if exact and several:
+        raise typer.BadParameter("--exact trains one run; leave out --seeds and --lrs", param_hint="--exact")
     if several and resume is not None:
         raise typer.BadParameter(
             "the seeds and rates of a folder of runs cannot change when you resume it; leave out --seeds and --lrs",

@@ -23,9 +23,7 @@ class Later:
         self.pending: tuple[Tensor, ...] | None = None
 
 
-def attend_exactly(
-    q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None = None
-) -> Tensor:
+def attend_exactly(q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None = None) -> Tensor:
     """y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) v_s over the keys low_t <= s < high_t, 0 where there are none.
 
     Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q
@@ -68,9 +66,7 @@ class _Remember(torch.autograd.Function):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None) -> Tensor:
         q, k, v = (m.contiguous() for m in (q, k, v))
         y = torch.zeros_like(q)
         batch, length, heads, width = q.shape

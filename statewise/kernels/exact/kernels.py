@@ -32,6 +32,8 @@ AS_IT_IS = (
     "cauchy",
     "cauchy_backward",
     "fft_convolution_backward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_sum",
 )
 
 
@@ -59,4 +61,9 @@ def _ssd_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return without_none(ordered.backward(grad_y, grad_state, Arguments(*given)), grad_y)
 
 
-RULES: dict[str, Callable[..., Any]] = {**dict.fromkeys(AS_IT_IS, _in_c), "linear": _linear, "ssd": _ssd, "ssd_backward": _ssd_backward}
+RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(AS_IT_IS, _in_c),
+    "linear": _linear,
+    "ssd": _ssd,
+    "ssd_backward": _ssd_backward,
+}

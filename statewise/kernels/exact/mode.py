@@ -59,6 +59,9 @@ class ExactMode(TorchDispatchMode):
         rule = _RULES.get(func)
         if rule is None:
             rule = _RULES[func] = _rule_of(func)
+        if rule is _in_parts:
+            with self:
+                return func.decompose(*args, **kwargs)
         return rule(func, args, kwargs)
 
 
@@ -78,7 +81,14 @@ def _rule_of(func: Any) -> Rule:
         return _one_rounding
     if base in MOVES or func.is_view or base.startswith(OF_PARAMETERS):
         return _as_it_is
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return _in_parts
     return _of_integers
+
+
+def _in_parts(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation that is made of others, which inference mode shows whole: the mode looks at its parts."""
+    raise AssertionError("the mode does this itself")
 
 
 def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:

@@ -87,7 +87,9 @@ class _Windows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *slopes, after = grads
         total = ctx.like.new_zeros(ctx.shape) if after is None else after.clone()
-        for at, slope in sorted(zip(ctx.offsets, slopes), key=lambda pair: pair[0]):  # the newest use is the first place
+        for at, slope in sorted(
+            zip(ctx.offsets, slopes), key=lambda pair: pair[0]
+        ):  # the newest use is the first place
             if slope is not None:
                 total[:, at : at + ctx.length] += slope
         return total, None, None

@@ -78,13 +78,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     n_rows = x.numel() // max(x.shape[-1], 1) if x.ndim else 0
     in_float32 = x.dtype == weight.dtype == torch.float32
     rounded = in_float32 and rounds_projections(x.device) and not torch.is_autocast_enabled(x.device.type)
-    if not rounded and not is_exact() and (
-        torch.compiler.is_compiling()  # first, since the number of rows may have no value there
-        or not in_float32
-        or x.device.type != "cpu"
-        or n_rows * weight.numel() < _WORTH_IT
-        or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice
-        or torch.is_autocast_enabled("cpu")
+    if (
+        not rounded
+        and not is_exact()
+        and (
+            torch.compiler.is_compiling()  # first, since the number of rows may have no value there
+            or not in_float32
+            or x.device.type != "cpu"
+            or n_rows * weight.numel() < _WORTH_IT
+            or (n_rows <= FEW and torch.is_grad_enabled())  # its gradients would read the weight twice
+            or torch.is_autocast_enabled("cpu")
+        )
     ):
         return F.linear(x, weight, bias)
     y: Tensor = _operator(x.reshape(-1, x.shape[-1]), weight, bias)

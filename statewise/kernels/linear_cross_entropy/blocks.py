@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.backend import c_runs
+from statewise.kernels.exact.switch import is_exact
 from statewise.kernels.gpu import triton_or
 from statewise.kernels.linear import linear, onednn
 from statewise.kernels.linear_cross_entropy import native, pytorch
@@ -83,7 +84,8 @@ def _pieces(weight: Tensor) -> list[slice]:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for a few hundred rows of x and many of W: there oneDNN is ahead of our own code, and both of MKL."""
-    if x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and onednn.available():
+    in_float32 = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
+    if in_float32 and onednn.available() and not is_exact():
         return onednn.product(x, weight, None)
     return linear(x, weight)
 

@@ -59,7 +59,9 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     return dx, d_log_a, dB, dC, dh0, d_dt, None if dD is None else functools.reduce(torch.add, dD.unbind(0))
 
 
-def _prepared(given: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+def _prepared(
+    given: Arguments,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     for name, m in zip(given._fields, given[:7]):
         if m is not None and (m.dtype != torch.float32 or m.device.type != "cpu"):
             raise InputError(f"exact mode computes SSD in float32 on the CPU; got {name} of {m.dtype} on {m.device}")
