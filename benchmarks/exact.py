@@ -2,9 +2,9 @@
 
     python benchmarks/exact.py --out exact.jsonl
 
-Language models of the layers of mamba2-130m and mamba-130m, narrower and with fewer layers; float32, on the CPU. Fast and
-exact runs alternate, and the least time of each counts. Decoding is one token after another: by the model's own step in
-both, and beside it the step in C, which exact mode does not have.
+Language models of the layers of mamba2-130m and mamba-130m, fewer of them; float32, on the CPU. Fast and exact runs
+alternate, and the least time of each counts. Decoding is one token after another: by the model's own step in both, and
+beside it the step in C, which exact mode does not have.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from families import MIXERS
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import statewise as sw

@@ -58,7 +58,7 @@ class _Remember(torch.autograd.Function):
         after = grads[2:]
         if pending is None:
             return (*after, None)
-        q, k, v = pending[:3]
+        _, k, v = pending[:3]
         dk, dv = (m.new_zeros(m.shape) if g is None else _copy(g) for m, g in zip((k, v), after))
         _call_backward(*pending, None, dk, dv)
         return dk, dv, None

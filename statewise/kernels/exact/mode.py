@@ -11,32 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise.errors import InputError
 from statewise.kernels.exact import kernels, products, sums
+from statewise.kernels.exact.operations import MOVES, OF_PARAMETERS, ONE_ROUNDING
 from statewise.kernels.exact.pointwise import UNARY
 from statewise.kernels.exact.switch import is_exact
-
-# One rounding for each number, or none: the same whatever lies beside it. Their forms in place and with numbers too.
-ONE_ROUNDING = frozenset(
-    "abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min div eq floor "
-    "fmax fmin fmod ge gt isfinite isinf isnan isneginf le logical_and logical_not logical_or logical_xor lt maximum minimum "
-    "mul ne neg reciprocal relu round rsub sgn sign sqrt sub threshold_backward trunc".split()
-)
-# Memory, shapes, choices and integers.
-MOVES = frozenset(
-    "_conj _local_scalar_dense _neg_view _pin_memory _reshape_alias _shape_as_tensor _to_copy _unsafe_view alias all "
-    "amax amin any arange argmax argmin argsort as_strided cat clone complex constant_pad_nd copy_ copy detach diagonal "
-    "diagonal_copy diagonal_backward diagonal_scatter embedding empty empty_like empty_permuted empty_strided equal "
-    "expand eye fill flip full full_like gather imag index index_fill index_put index_select is_same_size isin item "
-    "lift_fresh linspace masked_fill masked_scatter masked_select max min new_empty new_empty_strided new_full new_ones "
-    "new_zeros nonzero one_hot ones ones_like permute real repeat repeat_interleave resize_ resolve_conj "
-    "resolve_neg roll scalar_tensor scatter searchsorted select select_backward select_scatter set_ slice slice_backward "
-    "slice_scatter sort split split_with_sizes squeeze stack sym_numel sym_size sym_storage_offset sym_stride t topk "
-    "transpose tril triu unbind unfold unsafe_split unsqueeze view view_as view_as_complex view_as_real where zero "
-    "zeros zeros_like lift bucketize tril_indices triu_indices unique_dim _unique2 set_data rand rand_like randn "
-    "randn_like randint randperm uniform normal bernoulli multinomial native_dropout unfold_backward random exponential "
-    "_assert_async _assert_scalar movedim".split()
-)
-# Of parameters alone, wherever they are called: matrices have no rows of a batch and no time.
-OF_PARAMETERS = ("linalg_", "_linalg_", "triangular_solve", "lu_", "cholesky", "trace", "vander")
 
 
 def _base(func: Any) -> str:

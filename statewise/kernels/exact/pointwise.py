@@ -12,12 +12,8 @@ from statewise import native
 from statewise.errors import InputError
 
 # as pointwise.inc.h counts them
-FUNCTIONS = {
-    name: i
-    for i, name in enumerate(
-        "exp sigmoid softplus silu silu_backward log log1p expm1 sin cos tanh erf pow exp2 log2".split()
-    )
-}
+_NAMES = "exp sigmoid softplus silu silu_backward log log1p expm1 sin cos tanh erf pow exp2 log2"
+FUNCTIONS = {name: i for i, name in enumerate(_NAMES.split())}
 
 
 def apply(name: str, x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -66,7 +62,7 @@ def _complex(name: str, x: Tensor) -> Tensor:
 
 
 def _softplus(func: Any, args: Any, kwargs: Any) -> Tensor:
-    x, beta, threshold = (*args, 1, 20)[:3] if len(args) < 3 else args[:3]
+    x, beta = args[0], args[1] if len(args) > 1 else 1
     if beta != 1:
         raise InputError(f"exact mode computes softplus with beta=1, got {beta}")
     return apply("softplus", x)  # without the threshold, which changes nothing that float32 can hold
@@ -172,10 +168,10 @@ def _logaddexp(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 def _elu(func: Any, args: Any, kwargs: Any) -> Tensor:
     x, alpha, scale, input_scale = (*args, *(1, 1, 1)[len(args) - 1 :])
-    below = apply("expm1", x if input_scale == 1 else x * input_scale)
-    below = below if alpha == 1 else below * alpha
-    y = torch.where(x > 0, x, below)
-    return y if scale == 1 else y * scale
+    if (scale, input_scale) != (1, 1):
+        raise InputError("exact mode computes ELU with scale=1 and input_scale=1")
+    y: Tensor = torch.where(x > 0, x, apply("expm1", x) * alpha)
+    return y
 
 
 def _elu_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -199,7 +195,10 @@ def _glu_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 UNARY: dict[str, Callable[..., Any]] = {
-    **{name: _simple(name) for name in "exp sigmoid silu log log1p expm1 sin cos tanh erf exp2 log2".split()},
+    **{
+        name: _simple(name)
+        for name in ["exp", "sigmoid", "silu", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "exp2", "log2"]
+    },
     "softplus": _softplus,
     "softplus_backward": _softplus_backward,
     "sigmoid_backward": _sigmoid_backward,

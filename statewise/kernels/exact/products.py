@@ -12,7 +12,6 @@ from statewise import native
 from statewise.errors import InputError
 from statewise.kernels.linear import native as matmul
 
-
 _LARGE = 2**15  # multiply-adds of a product that is worth a call of its own; the order of its sums is the same
 
 

@@ -69,7 +69,7 @@ def _var(func: Any, args: Any, kwargs: Any) -> Tensor:
     dims = args[1] if len(args) > 1 else kwargs.get("dim")
     correction = kwargs.get("correction", 1)
     correction = 1 if correction is None else correction
-    axes = list(range(x.ndim)) if not dims else dims
+    axes = dims if dims else list(range(x.ndim))
     count = 1
     for d in axes:
         count *= x.shape[d]
@@ -136,7 +136,7 @@ def _layer_norm(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tens
 
 
 def _layer_norm_backward(func: Any, args: Any, kwargs: Any) -> tuple[Tensor | None, ...]:
-    grad, x, shape, mean, scale, weight, bias, wanted = args
+    grad, x, shape, mean, scale, weight, _, wanted = args
     axes, count = _last(shape)
     normed = (x - mean) * scale
     slope = grad if weight is None else grad * weight
