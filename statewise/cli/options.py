@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 SOURCES = "A run folder, a checkpoint, a published model's folder or file, or hub:owner/name."
@@ -40,12 +41,20 @@ def refuse_existing(path: Path) -> None:
     raise ConfigError(f"{path} exists already; give a new name, or replace it with --overwrite")
 
 
-def begin_exact(on: bool) -> None:
-    """Exact mode until the command ends, if it is asked for."""
-    if on:
+def may_be_exact(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that runs in exact mode if its option ``exact`` asks for it."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        if not given.get("exact"):
+            command(*args, **given)
+            return
         from statewise.kernels.exact import exact
 
-        click.get_current_context().with_resource(exact())
+        with exact():
+            command(*args, **given)
+
+    return run
 
 
 def device_for(weights: str | None, device: str, exact: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Exact, Folder, Json, TokenizerOption, Weights, Which, begin_exact, device_for
+from statewise.cli.options import Device, Exact, Folder, Json, TokenizerOption, Weights, Which, device_for, may_be_exact
 
 if TYPE_CHECKING:
     from statewise.cli.questions import Shown
@@ -33,6 +33,7 @@ def _asked(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, show_default=False, rich_help_panel="Questions and tasks", **more)
 
 
+@may_be_exact
 def evaluate(
     context: typer.Context,
     folder: Folder,
@@ -139,7 +140,6 @@ def evaluate(
 
     if tasks is not None and questions is not None:
         raise typer.BadParameter("has no place with --tasks; ask one after the other", param_hint="--questions")
-    begin_exact(exact)
     mode = "--tasks" if tasks is not None else "--questions" if questions is not None else ""
     _refuse_what_has_no_place(context, mode)
     if text_file is not None and data is not None:

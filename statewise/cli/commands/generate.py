@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, begin_exact, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, device_for, may_be_exact
 from statewise.errors import DataError
 
 
+@may_be_exact
 def generate(
     folder: Folder,
     prompts: Annotated[list[str] | None, typer.Option("--prompt", help="A text to continue. Repeatable.")] = None,
@@ -54,7 +55,6 @@ def generate(
             "--log-probabilities prints what is generated, one object for each token, and no prompt; leave out --echo",
             param_hint="--echo",
         )
-    begin_exact(exact)
     texts: list[str | bytes] = [*(prompts or []), *(read_prompt(path) for path in prompt_files or [])]
     if state_out is not None:
         from statewise.checkpoints.atomic import require_place

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statewise.cli.answer_files import print_answers, require_answer_file, require_other_than, write_answers
-from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Which, begin_exact, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Which, device_for, may_be_exact
 
 if TYPE_CHECKING:
     from statewise.predict import Predictor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 0.2  # between two looks at a file that grows
 
 
+@may_be_exact
 def predict(
     folder: Folder,
     data: Annotated[
@@ -70,7 +71,6 @@ def predict(
     from statewise.models.text_input import needs_tokenizer
     from statewise.predict import Predictor
 
-    begin_exact(exact)
     opened = open_model(folder, which=which, device=device_for(None, device, exact), tokenizer=tokenizer)
     opened.require_answers()
     if opened.forecasts:

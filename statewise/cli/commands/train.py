@@ -8,10 +8,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from statewise.cli.one_voice import one_voice
-from statewise.cli.options import Exact, begin_exact
+from statewise.cli.options import Exact, may_be_exact
 
 
 @one_voice
+@may_be_exact
 def train(
     preset: Annotated[
         str | None,
@@ -139,7 +140,6 @@ def train(
 
         typer.echo("\n".join(preset_lines()))
         return
-    begin_exact(exact)
     if preset is not None and config is not None:
         raise typer.BadParameter(
             "--preset and --config each describe a run; give one of the two", param_hint="--config"

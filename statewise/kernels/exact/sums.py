@@ -211,7 +211,7 @@ def _one_thread(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def complex_operation(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of complex numbers in operations of real ones, each with one rounding."""
+    """An operation with complex numbers by operations with real ones, each with one rounding."""
     name = func._schema.name.split("::")[1]
     base = name.rstrip("_")
     if base in ("add", "sub", "neg", "eq", "ne", "isnan", "isfinite", "isinf", "rsub"):
