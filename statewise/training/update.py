@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from statewise.errors import ConfigError, DivergedError
+from statewise.kernels.exact import of_parameters
 from statewise.models.through_time import through_time
 from statewise.training.diagnose import first_non_finite, is_finite
 from statewise.training.environment import autocast
@@ -60,7 +61,8 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     clip_norm = config.optimizer.clip_norm
     if clip_norm is not None:
         ranks.clip(state.parameters, clip_norm, norm)
-    state.optimizer.step()
+    with of_parameters():
+        state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.progress.step += 1
     state.progress.validation = None

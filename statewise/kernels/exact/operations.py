@@ -65,6 +65,7 @@ MOVES = frozenset(
         "all",
         "amax",
         "amin",
+        "aminmax",
         "any",
         "arange",
         "argmax",
@@ -189,5 +190,15 @@ MOVES = frozenset(
         "movedim",
     ]
 )
-# Of parameters alone, wherever they are called: matrices have no rows of a batch and no time.
-OF_PARAMETERS = ("linalg_", "_linalg_", "triangular_solve", "lu_", "cholesky", "trace", "vander")
+# Of parameters alone, wherever they are called: matrices have no rows of a batch and no time, and optimisers none.
+OF_PARAMETERS = (
+    "linalg_",
+    "_linalg_",
+    "triangular_solve",
+    "lu_",
+    "cholesky",
+    "trace",
+    "vander",
+    "_foreach_",
+    "_fused_adam",
+)

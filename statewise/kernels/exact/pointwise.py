@@ -167,7 +167,8 @@ def _logaddexp(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def _elu(func: Any, args: Any, kwargs: Any) -> Tensor:
-    x, alpha, scale, input_scale = (*args, *(1, 1, 1)[len(args) - 1 :])
+    numbers = (*args[1:], 1, 1, 1)
+    x, alpha, scale, input_scale = args[0], *numbers[:3]
     if (scale, input_scale) != (1, 1):
         raise InputError("exact mode computes ELU with scale=1 and input_scale=1")
     y: Tensor = torch.where(x > 0, x, apply("expm1", x) * alpha)
