@@ -144,7 +144,8 @@ class DiagonalLTI(TimeInvariant):
         lengths = None if masks.lengths is None else masks.lengths.to(torch.int64)
         r = math.prod(u.shape[3:])
         h = state.h.reshape(batch, width, r, *state.h.shape[-2:])
-        C, D = (m if m is None else m.reshape(width, *m.shape[self.C.ndim - 1 :]) for m in (self.C, self.D))
+        C = self.C.flatten(1)  # of one output
+        D = None if self.D is None else self.D.flatten()
         y, h = diagonal_scan(u.reshape(batch, length, width, r), self.A, self.B, C, D, h, lengths)
         return y.reshape(self._output_shape(u)), DiagonalState(h.reshape(state.h.shape))
 
