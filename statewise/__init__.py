@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
-    from statewise.mixers.base import set_rate as set_rate
     from statewise.mixers.cross_attention import CrossAttentionConfig as CrossAttentionConfig
     from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig
@@ -107,6 +106,7 @@ if TYPE_CHECKING:
     from statewise.mixers.masked_attention import StructuredMaskedAttentionConfig as StructuredMaskedAttentionConfig
     from statewise.mixers.mlstm import MLSTMConfig as MLSTMConfig
     from statewise.mixers.parallel import ParallelMixersConfig as ParallelMixersConfig
+    from statewise.mixers.rate import set_rate as set_rate
     from statewise.mixers.rg_lru import RGLRUConfig as RGLRUConfig
     from statewise.mixers.rwkv7 import RWKV7Config as RWKV7Config
     from statewise.mixers.s4 import S4Config as S4Config

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,13 +13,12 @@ from typing import Any, ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.exact import is_exact
-from statewise.operators.base import check_batch, choose_rows
-from statewise.operators.folding import fold
+from statewise.mixers.by_steps import by_steps
+from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.recording import recording
 from statewise.operators.state_shape import at_rest, check_state
@@ -161,7 +159,7 @@ class Layer(nn.Module, abc.ABC):
         if not isinstance(self, Mixer):
             return mix(x, state, masks)
         if self.exact_by_steps and is_exact() and x.shape[1]:
-            mix = self._by_steps
+            mix = functools.partial(by_steps, self)
         if notes is None:
             return mix(x, state, masks)
         with notes.call(self, x):
@@ -180,25 +178,6 @@ class Mixer(Freezable, Layer):
     has_norm: bool = False  # True where it norms what it reads, so that its block does not
     reads_embedding: bool = False  # True where it also reads masks.embedded, what the model's embedding gave
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
-
-    def _by_steps(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
-        """One call of :meth:`mix` for every step: slow, and the same however the sequence is cut."""
-        begin = self.initial_state(x.shape[0], device=x.device) if state is None else state
-        carry, form = pytree.tree_flatten(begin)
-        steps = {"x": x, "valid": masks.valid, "starts": masks.starts, "observed": masks.observed}
-        given = {name: m for name, m in steps.items() if m is not None}
-
-        def step(carry: list[Tensor], inputs: list[Tensor], _: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            now = pytree.tree_unflatten(carry, form)
-            at = {name: m.unsqueeze(1) for name, m in zip(given, inputs)}
-            own = build_masks(at["x"], None, at.get("starts"))._replace(observed=at.get("observed"))
-            y, after = self.mix(at["x"], now, own)
-            if "valid" in at:
-                after = choose_rows(at["valid"][:, 0], after, now)
-            return pytree.tree_leaves(after), [y.squeeze(1)]
-
-        end, (y,) = fold(step, carry, [*given.values()], list(self.parameters()))
-        return mask_time(y, masks.valid), None if state is None else pytree.tree_unflatten(end, form)
 
     @abc.abstractmethod
     def state_shape(self) -> Any:
@@ -277,34 +256,6 @@ class Mixer(Freezable, Layer):
         another mixer. A model's ``freeze`` always makes a copy.
         """
         return self
-
-
-def set_rate(module: nn.Module, rate: float) -> None:
-    """Run a model at a sampling rate that differs from the one it was trained at.
-
-    rate: how many steps of the training data one step now spans: 2 for every second sample, 0.5 for twice as many.
-          It is absolute: each call replaces the one before, and 1 undoes it.
-
-    S4, S4D, S5, LSSL and Kalman then make steps of rate * dt; GSS, whose step is 1 and has no dt, makes steps of
-    ``rate``; the LMU's window theta spans theta / rate steps. All other mixers only count steps and do not change: H3
-    is one of them, since its shift SSM counts steps, and so is the LMU cell's hidden recurrence. The rate is not saved:
-    a model that you load has rate 1.
-
-    Errors:  InputError if no mixer in ``module`` has a rate, if it is frozen, or if ``rate`` is not above 0.
-    Source:  Gu et al. 2022 (S4), arXiv:2111.00396, sec. 4 (speech at half its sampling rate).
-    """
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
-        raise InputError(f"rate={rate!r}; expected a number above 0, such as 2 for every second sample")
-    mixers = [m for m in module.modules() if isinstance(m, Mixer) and m.rate is not None]
-    if not mixers:
-        raise InputError(
-            f"no mixer in this {type(module).__name__} has a rate; give it a layer that has: S4, S4D, S5, LSSL, LMU, "
-            "GSS or Kalman"
-        )
-    for mixer in mixers:
-        mixer._refuse_if_frozen("cannot change its rate")
-    for mixer in mixers:
-        mixer.rate = float(rate)
 
 
 def check_weight(x: Tensor, weight: Tensor, reader: str) -> None:

@@ -12,8 +12,8 @@ from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import set_rate
 from statewise.mixers.gss import GSS, GSSConfig
+from statewise.mixers.rate import set_rate
 from statewise.models.language_model import LanguageModelConfig
 from statewise.systems import discretize_diagonal
 from statewise.training.config import OptimizerConfig

@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import set_rate
 from statewise.mixers.h3 import H3Config, H3State
+from statewise.mixers.rate import set_rate
 from statewise.training import OptimizerConfig
 from statewise.training.optimizer import parameter_groups
 

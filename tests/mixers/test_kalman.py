@@ -14,8 +14,8 @@ from torch import Tensor
 import statewise as sw
 from statewise.errors import ConfigError, InputError
 from statewise.estimation.isotropic import isotropic_reference
-from statewise.mixers.base import set_rate
 from statewise.mixers.kalman import Kalman, KalmanConfig
+from statewise.mixers.rate import set_rate
 from statewise.models.language_model import LanguageModelConfig
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.training.config import OptimizerConfig

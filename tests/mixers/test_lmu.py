@@ -11,8 +11,8 @@ from scipy.linalg import expm
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import set_rate
 from statewise.mixers.lmu import LMU, LMUConfig, LMUState, ParallelLMU
+from statewise.mixers.rate import set_rate
 
 
 def keras_lmu(mixer: LMU | ParallelLMU, x: Tensor, dt: float = 1.0) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import Tensor
 from statewise import hippo
 from statewise.configuration import from_dict
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import set_rate
+from statewise.mixers.rate import set_rate
 from statewise.mixers.s4d import INITIALIZATIONS, S4D, S4DConfig
 from statewise.models.registry import CONFIG_TYPES
 

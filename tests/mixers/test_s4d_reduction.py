@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.mixers.base import set_rate
+from statewise.mixers.rate import set_rate
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4D, S4DConfig
 from statewise.mixers.s4d_reduction import ReducedS4D, reduce_s4d

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from statewise import hippo
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import set_rate
+from statewise.mixers.rate import set_rate
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.s5 import S5, S5Config
 from statewise.operators import DiagonalLTI, DiagonalMIMO

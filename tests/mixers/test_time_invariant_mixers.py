@@ -13,11 +13,12 @@ from torch import Tensor
 import statewise as sw
 from statewise.configuration import from_dict, to_dict
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.base import MixerConfig, set_rate
+from statewise.mixers.base import MixerConfig
 from statewise.mixers.gss import GSSConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
+from statewise.mixers.rate import set_rate
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.time_invariant import TimeInvariantMixer

@@ -12,11 +12,12 @@ from laws import check_mixer_laws
 
 import statewise as sw
 from statewise.errors import InputError
-from statewise.mixers.base import Mixer, MixerConfig, set_rate
+from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.lmu import LMUConfig
 from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.prepared import PreparableMixer
+from statewise.mixers.rate import set_rate
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.freezing import freeze, has_operators_to_prepare
