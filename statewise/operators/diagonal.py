@@ -15,6 +15,7 @@ from statewise.kernels.backend import c_would_run
 from statewise.kernels.batching import whole
 from statewise.kernels.diagonal_scan import diagonal_scan
 from statewise.kernels.diagonal_scan import refusal as diagonal_scan_refusal
+from statewise.kernels.exact import is_exact
 from statewise.kernels.linear_scan import linear_scan
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.vandermonde import vandermonde
@@ -99,7 +100,8 @@ class DiagonalLTI(TimeInvariant):
         return y.to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
 
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
-        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding.
+        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding. In exact mode the steps themselves, in
+        C, where it can.
 
         Documents become rows of their own. Their number depends on the data, so while compiling a is 0 where one begins
         instead; but 0 NaN is NaN, which passes.
@@ -107,11 +109,13 @@ class DiagonalLTI(TimeInvariant):
         if masks.starts is not None and not torch.compiler.is_compiling():
             y, final = self._each_document("scan", u, state, masks)
             return y, final
-        A, B, C = self._coefficients(u.ndim - 3, full_precision(u.dtype, self.A.dtype))
         if state is None:
             state = self.initial_state(
                 u.shape[0], trailing=self._trailing(u), device=u.device, dtype=self._state_dtype(u)
             )
+        if is_exact() and self._walks(u, state, masks):
+            return self._walk(u, state, masks)
+        A, B, C = self._coefficients(u.ndim - 3, full_precision(u.dtype, self.A.dtype))
         b = B * u.unsqueeze(-1)
         a = A.expand_as(b)
         h0 = self._complex(state.h).to(b.dtype)
@@ -137,9 +141,10 @@ class DiagonalLTI(TimeInvariant):
 
     def _chunks(self, u: Tensor, state: DiagonalState, masks: Masks) -> tuple[Tensor, DiagonalState]:
         """Matrix products, or where C can the steps themselves, which it walks several times faster."""
-        if not self._walks(u, state, masks):
-            y, final = super()._chunks(u, state, masks)
-            return y, final
+        y, final = self._walk(u, state, masks) if self._walks(u, state, masks) else super()._chunks(u, state, masks)
+        return y, final
+
+    def _walk(self, u: Tensor, state: DiagonalState, masks: Masks) -> tuple[Tensor, DiagonalState]:
         batch, length, width = u.shape[:3]
         lengths = None if masks.lengths is None else masks.lengths.to(torch.int64)
         r = math.prod(u.shape[3:])
@@ -155,7 +160,7 @@ class DiagonalLTI(TimeInvariant):
         return super()._why(chosen, u, state)
 
     def _walks(self, u: Tensor, state: DiagonalState, masks: Masks) -> bool:
-        """Whether ``_chunks`` goes by :func:`statewise.kernels.diagonal_scan.diagonal_scan` in C."""
+        """Whether :func:`statewise.kernels.diagonal_scan.diagonal_scan` can go through the steps in C."""
         given = [m for m in (u, state.h, self.A, self.B, self.C, self.D) if m is not None]
         n_outputs = self.C.shape[1:-1].numel()
         if is_any(u.shape[1]) or n_outputs != 1 or {m.dtype for m in given} != {torch.float32, torch.complex64}:

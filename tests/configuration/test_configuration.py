@@ -151,7 +151,7 @@ def test_a_model_with_a_part_that_is_not_in_the_registry_is_not_written() -> Non
         ("", "x is not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"\xff", "x is not JSON: it is not UTF-8 text (byte 0)"),
         ("[" * 100_000, "x cannot be read as JSON: it is nested too deeply"),
-        ("9" * 5000, "x is not JSON: Exceeds the limit"),
+        ("9" * 5000, "x is not JSON to use: a number in it has more than 4,300 digits"),
     ],
 )
 def test_json_is_read_strictly(text: str | bytes, expected: str) -> None:

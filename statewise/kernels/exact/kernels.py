@@ -20,6 +20,8 @@ AS_IT_IS = (
     "selective_scan_backward",
     "linear_scan",
     "linear_scan_backward",
+    "diagonal_scan",
+    "diagonal_scan_backward",
     "short_convolution",
     "rms_norm",
     "rms_norm_backward",
