@@ -120,7 +120,6 @@ UNWRITTEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "narrow": ("gpt2", {"d_embedding": 8}, "d_embedding=8"),
     "norm": ("gpt2", {"norm": None}, "norm=None"),
     "exact GELU": ("gpt2", {"layers": (replace(GPT2, mlp=sw.MLPConfig()),)}, "activation='gelu'"),
-    "gate": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, gate=True)),)}, "AttentionConfig.gate"),
     "window": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, window=4)),)}, "window=4"),
     "scale": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, scale=1.0)),)}, "scale=1.0"),
     "no bias": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, bias=False)),)}, "bias=False"),

@@ -175,7 +175,6 @@ WRITTEN: list[tuple[Callable[[], LanguageModelConfig], str]] = [
     (lambda: of(sw.Mamba2Config(d_head=8, n_groups=2, norm_groups=1)), "norm_groups=1"),
     (lambda: of(sw.Mamba2Config(d_head=8, norm_eps=1e-6)), "has norm_eps=1e-06"),
     (lambda: of(sw.AttentionConfig(n_heads=2, window=4)), "has window=4"),
-    (lambda: of(sw.AttentionConfig(n_heads=2, gate=True)), "AttentionConfig.gate"),
     (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), placement="post")), "has placement='post'"),
     (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm="layer")), "has norm='layer'"),
     (lambda: of(sw.BlockConfig(mixer=sw.MambaConfig(), norm_eps=1e-6), norm_eps=1e-6), "has norm_eps=1e-06"),
