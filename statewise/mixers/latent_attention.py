@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, NonNegative, Positive
+from statewise.errors import InputError
+from statewise.kernels.exact import is_exact
 from statewise.mixers.attention_state import AttentionState, Context, check_history, with_room
 from statewise.mixers.base import Mixer, MixerConfig
 from statewise.mixers.positions import document_positions
@@ -110,6 +112,11 @@ class LatentAttention(Mixer):
         return with_room(state, length)
 
     def mix(self, x: Tensor, state: AttentionState | None, masks: Masks) -> tuple[Tensor, AttentionState | None]:
+        if is_exact():
+            raise InputError(
+                "exact mode has no exact form of LatentAttention, which computes another product from rest than from a "
+                "state; take AttentionConfig"
+            )
         n_read = None if state is None else state.position
         _, began = document_positions(x.shape[1], n_read, masks.starts, device=x.device)
         c, s = self.in_proj(x).split((self.config.rank, self.config.d_shared), -1)

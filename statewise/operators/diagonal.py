@@ -100,8 +100,8 @@ class DiagonalLTI(TimeInvariant):
         return y.to(u.dtype), DiagonalState(self._real(h).to(state.h.dtype))
 
     def scan(self, u: Tensor, state: DiagonalState | None, masks: Masks = NO_MASKS) -> tuple[Tensor, DiagonalState]:
-        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding. In exact mode the steps themselves, in
-        C, where it can.
+        """All states by :func:`statewise.kernels.linear_scan`: a is 1 on padding. In exact mode, where it can, C goes
+        through the steps.
 
         Documents become rows of their own. Their number depends on the data, so while compiling a is 0 where one begins
         instead; but 0 NaN is NaN, which passes.

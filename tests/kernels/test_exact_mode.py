@@ -13,6 +13,7 @@ from exact_cases import HYBRIDS, cases, mixers, model_subject
 import statewise as sw
 from statewise import native
 from statewise.kernels.exact import is_exact, of_parameters
+from statewise.kernels.exact.attention import attend_exactly
 from statewise.kernels.exact.products import times
 from statewise.kernels.exact.sums import in_pairs
 
@@ -42,6 +43,15 @@ def test_a_hybrid_has_one_answer(name: str) -> None:
         for seed in range(3):
             found = dict(cases(subject, random.Random(seed), with_gradients=False))
             assert not any(found.values()), (name, seed, found)
+
+
+def test_latent_attention_is_refused() -> None:
+    mixer = sw.LatentAttentionConfig(n_heads=2, d_key=3, d_value=5, d_shared=2, rank=4).build(8)
+    with sw.exact(), pytest.raises(sw.InputError, match="no exact form of LatentAttention"):
+        mixer(torch.randn(1, 3, 8))
+    x = torch.randn(1, 3, 2, 5)
+    with pytest.raises(sw.InputError, match="values as wide as keys; got 4 and 5"):
+        attend_exactly(x, x, x[..., :4], *torch.zeros(2, 1, 3))
 
 
 def test_it_is_the_same_map() -> None:

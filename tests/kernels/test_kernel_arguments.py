@@ -61,8 +61,10 @@ def operator_calls() -> dict[str, list[Any]]:
     response = [torch.rand(2, 1, 4), torch.rand(2, 4)]
     entropy = [x[0], torch.rand(5, 2), torch.tensor([1, 2, 3])]
     system = [torch.rand(2, 4).to(torch.complex64)] * 3
+    walk = [x.unsqueeze(3), *system, one, torch.rand(1, 2, 1, 4, 2), torch.tensor([2])]
     return {
-        "diagonal_scan": [x.unsqueeze(3), *system, one, torch.rand(1, 2, 1, 4, 2), torch.tensor([2])],
+        "diagonal_scan": walk,
+        "diagonal_scan_backward": [walk[0], walk[5], *walk],
         "linear_scan": [x, x, torch.rand(1, 2)],
         "linear_scan_backward": [x, x, x, torch.rand(1, 2)],
         "rms_norm": [x, one, 1e-5],

@@ -29,11 +29,15 @@ def attend_exactly(q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, l
     Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q
              low, high: (batch or 1, length)
              later: of :func:`remember`, whose first two results are k and v
-    Errors:  InputError for numbers other than float32 on the CPU.
+    Errors:  InputError for numbers other than float32 on the CPU, and for values of another width than the keys.
     """
     for name, m in (("q", q), ("k", k), ("v", v)):
         if m.dtype != torch.float32 or m.device.type != "cpu":
             raise InputError(f"exact mode attends in float32 on the CPU; got {name} of {m.dtype} on {m.device}")
+    if v.shape[-1] != q.shape[-1]:
+        raise InputError(
+            f"exact mode attends with values as wide as keys; got {v.shape[-1]} and {q.shape[-1]}: use another layer"
+        )
     low, high = (m.to(torch.int64).expand(q.shape[:2]).contiguous() for m in (low, high))
     y: Tensor = _Attention.apply(q * q.shape[-1] ** -0.5, k, v, low, high, later)
     return y

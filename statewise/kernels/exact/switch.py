@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 from statewise import native
@@ -61,12 +61,16 @@ def exact(on: bool = True) -> Iterator[None]:
         _on.reset(token)
 
 
-@contextmanager
-def of_parameters() -> Iterator[None]:
+def of_parameters() -> AbstractContextManager[None]:
     """What is computed within it has no rows and no time: it is the same in every call, whatever computes it.
 
     So exact mode leaves it alone.
     """
+    return _off() if is_exact() else nullcontext()  # torch.compile knows the second
+
+
+@contextmanager
+def _off() -> Iterator[None]:
     token = _on.set(False)
     try:
         yield
