@@ -50,9 +50,9 @@ def suggest(
     all_by: what lists all: where they are too many for a line, it is named instead, behind the nearest three
 
     >>> suggest("s4e", ["s4", "s4d", "mamba"], "Mixers")
-    "did you mean 's4d'? Mixers: s4, s4d, mamba"
+    "did you mean 's4'? Mixers: s4, s4d, mamba"
     >>> suggest("s4e", ["s4", "s4d", *map(str, range(60))], "Mixers", all_by="docs/layers.md")
-    "did you mean 's4d' or 's4'? All 62: docs/layers.md"
+    "did you mean 's4', 's4d' or '4'? All 62: docs/layers.md"
     """
     told = {str(one): str(one) for one in known} if near is None else near
     listed = f"{title}: {', '.join(map(str, known))}"

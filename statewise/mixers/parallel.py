@@ -43,6 +43,7 @@ class ParallelMixers(Mixer):
     Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`ParallelState`
     Cost:    that of both.
 
+    >>> import torch
     >>> from statewise.mixers.attention import AttentionConfig
     >>> from statewise.mixers.mamba2 import Mamba2Config
     >>> config = ParallelMixersConfig(first=AttentionConfig(n_heads=2), second=Mamba2Config(d_state=8, d_head=8))

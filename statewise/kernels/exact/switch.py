@@ -37,6 +37,8 @@ def exact(on: bool = True) -> Iterator[None]:
     on:      False changes nothing, for a switch that comes from an option
     Errors:  InputError without the C kernels; within it, for an operation, a dtype or a device without an exact form.
 
+    >>> import torch
+    >>> import statewise as sw
     >>> model = sw.LanguageModelConfig(vocab_size=9, d_model=16, layers=(sw.Mamba2Config(d_state=8, d_head=8),)).build()
     >>> tokens = torch.randint(9, (1, 12))
     >>> with sw.exact():
