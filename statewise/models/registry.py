@@ -108,7 +108,7 @@ def model_from_dict(data: Any, where: str = "model") -> ModelConfig:
 
     >>> model_from_dict({"vocab_size": 257, "d_model": 64, "layers": [{"type": "Mamba2Confg"}]})
     Traceback (most recent call last):
-    statewise.errors.ConfigError: model.layers.0.type='Mamba2Confg' is unknown here; did you mean 'Mamba2Config', ... or ...? All ...
+    statewise.errors.ConfigError: model.layers.0.type='Mamba2Confg' is unknown here; did you mean 'Mamba2Config', ...
     """
     data = with_default_type(data, LanguageModelConfig)
     return from_dict(ModelConfig, data, types=CONFIG_TYPES, where=where)  # type: ignore[type-abstract]
