@@ -56,7 +56,20 @@ def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
     """x *= scale"""
     if scale == 1.0:
         return
-    weight, bias = torch.full((width,), scale), torch.zeros(width)
+    emit_affine(program, x, x, width, torch.full((width,), scale), torch.zeros(width), wait=True)
+
+
+def emit_affine(
+    program: Program,
+    x: Place,
+    y: Place,
+    width: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    wait: bool = False,
+) -> None:
+    """y = weight x + bias, number by number; without these a copy."""
     instruction = Norm(
         kind=NormKind.AFFINE,
         width=width,
@@ -65,10 +78,10 @@ def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
         weight=weight,
         bias=bias,
         input=x,
-        output=x,
+        output=y,
         gate=None,
     )
-    program.emit(instruction, wait=True)
+    program.emit(instruction, wait=wait)
 
 
 def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from statewise.decoding import instructions
 from statewise.decoding.instructions import ActivationKind, AddRow, Advance, Angles, Multiply, Norm, NormKind, Place
+from statewise.decoding.parts import emit_affine
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, StateTable
 from statewise.mixers.attention import Attention
@@ -25,18 +26,7 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
     state = AttentionHistory(program, config.window, config.max_positions)
     if mixer.positions is not None:
         placed = program.buffer("placed", d_model, local=True)
-        copy = Norm(
-            kind=NormKind.AFFINE,
-            width=d_model,
-            n_groups=1,
-            epsilon=0.0,
-            weight=None,
-            bias=None,
-            input=x,
-            output=placed,
-            gate=None,
-        )
-        program.emit(copy)
+        emit_affine(program, x, placed, d_model)
         table = mixer.positions.weight
         program.emit(AddRow(width=d_model, table=table, positions=state.member("position"), x=placed))
         x = placed

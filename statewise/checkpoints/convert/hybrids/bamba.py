@@ -13,6 +13,7 @@ from statewise.checkpoints.convert.hybrids.common import (
     granite_mamba2,
     head_dim,
     hidden,
+    model_fields,
     rotary,
 )
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
@@ -44,12 +45,7 @@ FAMILIES = {
         model_type="bamba",
         architecture="BambaForCausalLM",
         norm="final_layernorm",
-        model={
-            "vocab_size": Field("vocab_size", 128000),
-            "d_model": Field("hidden_size", 4096),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(128000, 4096, EPS),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

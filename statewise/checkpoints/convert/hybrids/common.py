@@ -19,6 +19,17 @@ FORMER = {"mamba": "linear_attention", "attention": "full_attention"}  # names o
 _BACK = {"gelu_tanh": "gelu_pytorch_tanh", **{name: name for name in ("gelu", "relu", "relu2", "silu", "tanh")}}
 
 
+def model_fields(vocab_size: int | None, d_model: int | None, norm_eps: Field, **own: Field) -> dict[str, Field]:
+    """Those of LanguageModelConfig that every family has; sizes are the library's defaults. own: more, or others."""
+    return {
+        "vocab_size": Field("vocab_size", vocab_size),
+        "d_model": Field("hidden_size", d_model),
+        "tie_embeddings": Field("tie_word_embeddings", False),
+        "norm_eps": norm_eps,
+        **own,
+    }
+
+
 def activation(theirs: str = "hidden_act", default: str = "silu") -> Field:
     """The name of a nonlinearity."""
 

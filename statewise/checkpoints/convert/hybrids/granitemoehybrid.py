@@ -14,6 +14,7 @@ from statewise.checkpoints.convert.hybrids.common import (
     head_dim,
     hidden,
     layer_types,
+    model_fields,
     multiplier,
     rotary,
 )
@@ -75,14 +76,9 @@ FAMILIES = {
     "granitemoehybrid": Family(
         model_type="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",
-        model={
-            "vocab_size": Field("vocab_size", 32000),
-            "d_model": Field("hidden_size", 4096),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "embedding_scale": multiplier("embedding_multiplier"),
-            "logit_scale": divisor("logits_scaling"),
-            "norm_eps": EPS,
-        },
+        model=model_fields(
+            32000, 4096, EPS, embedding_scale=multiplier("embedding_multiplier"), logit_scale=divisor("logits_scaling")
+        ),
         block={"norm_eps": EPS, "branch_scale": multiplier("residual_multiplier")},
         kinds=kinds,
         kinds_back=kinds_back,

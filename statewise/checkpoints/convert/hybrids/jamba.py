@@ -7,7 +7,7 @@ from typing import Any
 
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden
+from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden, model_fields
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import gated_mlp, mamba, separate_attention, single_experts
 from statewise.errors import CheckpointError
@@ -73,12 +73,7 @@ FAMILIES = {
         model_type="jamba",
         architecture="JambaForCausalLM",
         norm="final_layernorm",
-        model={
-            "vocab_size": Field("vocab_size", 65536),
-            "d_model": Field("hidden_size", 4096),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(65536, 4096, EPS),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

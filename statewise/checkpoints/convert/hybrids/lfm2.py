@@ -9,7 +9,14 @@ from typing import Any
 from statewise.checkpoints.convert.delta_tables import gated_convolution, normed_attention
 from statewise.checkpoints.convert.fields import count, flag, number
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import WHERE, gqa_attention, head_dim, layer_types, rotary
+from statewise.checkpoints.convert.hybrids.common import (
+    WHERE,
+    gqa_attention,
+    head_dim,
+    layer_types,
+    model_fields,
+    rotary,
+)
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import gated_mlp
 from statewise.mixers.attention import AttentionConfig
@@ -64,12 +71,7 @@ FAMILIES = {
         model_type="lfm2",
         architecture="Lfm2ForCausalLM",
         norm="embedding_norm",
-        model={
-            "vocab_size": Field("vocab_size", 65536),
-            "d_model": Field("hidden_size", 2560),
-            "tie_embeddings": TIED,
-            "norm_eps": EPS,
-        },
+        model=model_fields(65536, 2560, EPS, tie_embeddings=TIED),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

@@ -7,7 +7,14 @@ from typing import Any
 
 from statewise.checkpoints.convert.fields import wrong
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden, layer_types, least_dt
+from statewise.checkpoints.convert.hybrids.common import (
+    activation,
+    gqa_attention,
+    hidden,
+    layer_types,
+    least_dt,
+    model_fields,
+)
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import mamba2, plain_mlp, separate_attention, single_experts
 from statewise.mixers.attention import AttentionConfig
@@ -80,12 +87,7 @@ FAMILIES = {
         prefix="backbone.",
         embedding="embeddings.weight",
         norm="norm_f",
-        model={
-            "vocab_size": Field("vocab_size", 131072),
-            "d_model": Field("hidden_size", 4096),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(131072, 4096, EPS),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

@@ -16,6 +16,7 @@ from statewise.checkpoints.convert.hybrids.common import (
     head_dim,
     hidden,
     layer_types,
+    model_fields,
     rotary,
 )
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
@@ -105,12 +106,7 @@ FAMILIES = {
     "olmo_hybrid": Family(
         model_type="olmo_hybrid",
         architecture="OlmoHybridForCausalLM",
-        model={
-            "vocab_size": Field("vocab_size", 100352),
-            "d_model": Field("hidden_size", 3840),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(100352, 3840, EPS),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

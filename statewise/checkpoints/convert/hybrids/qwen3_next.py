@@ -15,6 +15,7 @@ from statewise.checkpoints.convert.hybrids.common import (
     head_dim,
     hidden,
     layer_types,
+    model_fields,
     rotary,
 )
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
@@ -95,12 +96,7 @@ def family(model_type: str, architecture: str, sizes: tuple[int, int], **own: An
     return Family(
         model_type=model_type,
         architecture=architecture,
-        model={
-            "vocab_size": Field("vocab_size", sizes[0]),
-            "d_model": Field("hidden_size", sizes[1]),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(sizes[0], sizes[1], EPS),
         block={"norm_eps": EPS},
         constant={"norm": "rms_offset"},
         left_out=("mtp.",),

@@ -10,7 +10,14 @@ import torch
 from statewise.checkpoints.convert.delta_tables import rg_lru
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import WHERE, activation, gqa_attention, head_dim, rotary
+from statewise.checkpoints.convert.hybrids.common import (
+    WHERE,
+    activation,
+    gqa_attention,
+    head_dim,
+    model_fields,
+    rotary,
+)
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import gated_mlp, separate_attention
 from statewise.mixers.attention import AttentionConfig
@@ -74,14 +81,14 @@ FAMILIES = {
         model_type="recurrent_gemma",
         architecture="RecurrentGemmaForCausalLM",
         norm="final_norm",
-        model={
-            "vocab_size": Field("vocab_size", 256000),
-            "d_model": Field("hidden_size", 2560),
-            "embedding_scale": Field("hidden_size", 2560, scale, lambda value, within, d_model: d_model),
-            "logit_cap": Field("logits_soft_cap", 30.0),
-            "tie_embeddings": Field("tie_word_embeddings", True),
-            "norm_eps": EPS,
-        },
+        model=model_fields(
+            256000,
+            2560,
+            EPS,
+            embedding_scale=Field("hidden_size", 2560, scale, lambda value, within, d_model: d_model),
+            logit_cap=Field("logits_soft_cap", 30.0),
+            tie_embeddings=Field("tie_word_embeddings", True),
+        ),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

@@ -9,7 +9,7 @@ from statewise.checkpoints.convert.decoder_written import part_of
 from statewise.checkpoints.convert.delta_tables import fused_mlstm, mlstm
 from statewise.checkpoints.convert.fields import count, number
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import WHERE
+from statewise.checkpoints.convert.hybrids.common import WHERE, model_fields
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
 from statewise.checkpoints.convert.layer_tables import Table, gated_mlp, plain_mlp
 from statewise.mixers.mlstm import MLSTMConfig
@@ -81,13 +81,8 @@ FAMILIES = {
         embedding="embeddings.weight",
         layers="blocks",
         norm="out_norm",
-        model={
-            "vocab_size": Field("vocab_size", 50304),
-            "d_model": Field("hidden_size", 4096, d_model),
-            "logit_cap": Field("output_logit_soft_cap", 30.0),
-            "tie_embeddings": Field("tie_word_embeddings", False),
-            "norm_eps": EPS,
-        },
+        model=model_fields(50304, 4096, EPS, logit_cap=Field("output_logit_soft_cap", 30.0))
+        | {"d_model": Field("hidden_size", 4096, d_model)},
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,

@@ -16,6 +16,7 @@ from statewise.checkpoints.convert.hybrids.common import (
     hidden,
     layer_types,
     least_dt,
+    model_fields,
     rotary,
 )
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
@@ -137,12 +138,6 @@ def is_number(number: int, block: BlockConfig) -> bool:
     return isinstance(block.mixer, SharedTransformerConfig) and block.mixer.shared == number
 
 
-MODEL = {
-    "vocab_size": Field("vocab_size", 32000),
-    "d_model": Field("hidden_size", 2560),
-    "tie_embeddings": Field("tie_word_embeddings", True),
-    "norm_eps": EPS,
-}
 PLAIN = Kind(Part(Mamba2Config, "mamba", mamba2, MAMBA), None, ("input_layernorm", None))
 HYBRIDS = {
     f"hybrid {number}": Kind(hybrid(number), None, (None, None), partial(is_number, number))
@@ -153,7 +148,7 @@ FAMILIES = {
         model_type="zamba2",
         architecture="Zamba2ForCausalLM",
         norm="final_layernorm",
-        model=MODEL,
+        model=model_fields(32000, 2560, EPS, tie_embeddings=Field("tie_word_embeddings", True)),
         block={"norm_eps": EPS},
         kinds=kinds,
         kinds_back=kinds_back,
