@@ -49,10 +49,10 @@ def convert_model(
         )
     if dtype is not None and dtype not in CONVERT_DTYPES:
         raise ConfigError(f"--dtype {dtype!r} is unknown; use one of {', '.join(CONVERT_DTYPES)}")
-    if type is not None and (to != "gguf" or dtype is not None or type.upper() not in GGUF_TYPES):
-        raise ConfigError(
-            f"--type {type!r} is for --to gguf without --dtype; it is one of {', '.join(GGUF_TYPES).lower()}"
-        )
+    if type is not None and (to != "gguf" or dtype is not None):
+        raise ConfigError(f"--type {type!r} is for --to gguf without --dtype; leave one of them out")
+    if type is not None and type.upper() not in GGUF_TYPES:
+        raise ConfigError(f"--type {type!r} is not written; use one of {', '.join(GGUF_TYPES).lower()}")
     if os.path.exists(target):
         raise CheckpointError(f"{target} exists already and is not replaced; give another name, or remove it")
     wanted = None if dtype is None else DTYPES[dtype]

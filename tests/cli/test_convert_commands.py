@@ -140,7 +140,7 @@ def test_convert(folder: Path, model: sw.LanguageModel, tmp_path: Path, capsys: 
             ["x.gguf", "--to", "statewise"],
             "a GGUF file, but --to statewise writes a folder; give --to gguf",
         ),
-        (["x.gguf", "--type", "q9"], "--type 'q9' is for --to gguf without --dtype; it is one of f32, f16"),
+        (["x.gguf", "--type", "q9"], "--type 'q9' is not written; use one of f32, f16"),
         (["x", "--type", "q8_0"], "is for --to gguf"),
         (["x.gguf", "--to", "h3"], "but --to h3 writes a folder; give --to gguf"),
     ):

@@ -108,5 +108,5 @@ def check_float32(name: str, *tensors: Tensor | None) -> None:
         if m is not None and (m.dtype != torch.float32 or m.device.type != "cpu"):
             raise InputError(
                 f"exact mode computes {name} in float32 on the CPU, got {m.dtype} on {m.device.type}; "
-                "use model.float() and inputs of float32"
+                "use model.float() and inputs of float32, or first statewise convert FOLDER OTHER --dtype float32"
             )

@@ -37,7 +37,7 @@ def times(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
         if m.dtype != torch.float32 or m.device.type != "cpu":
             raise InputError(
                 f"exact mode multiplies matrices of float32 on the CPU, got {m.dtype} on {m.device.type}; "
-                "use model.float() and inputs of float32"
+                "use model.float() and inputs of float32, or first statewise convert FOLDER OTHER --dtype float32"
             )
     return matmul.product(x, y.t(), bias)
 
