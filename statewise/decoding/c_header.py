@@ -2,7 +2,7 @@
 
     python statewise/native/build.py --header
 
-It is written while the C code is compiled, where there may be no package: the module of the declarations is given.
+It is written while the C code is compiled, where there may be no package: the modules of the declarations are given.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def c_header(declared: Any) -> str:
-    """The text of the header for the module ``instructions``."""
-    return "\n".join(_lines(declared)) + "\n"
+def c_header(operands: Any, instructions: Any) -> str:
+    """The text of the header for the modules ``operands`` and ``instructions``."""
+    return "\n".join(_lines(operands, instructions)) + "\n"
 
 
-def _lines(of: Any) -> Iterator[str]:
-    names = [of.c_name(one) for one in of.INSTRUCTIONS]
-    yield "/* Made of statewise/decoding/instructions.py, which says what each is: change that. */"
+def _lines(of: Any, instructions: Any) -> Iterator[str]:
+    n_bytes = 8 * instructions.N_FIELDS
+    names = [of.c_name(one) for one in instructions.INSTRUCTIONS]
+    yield "/* Made of statewise/decoding/instructions.py and its neighbours, which say what each is: change those. */"
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
     yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}"
     yield f"#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
     for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
-    for one in (of.Buffer, of.Place, of.Matrix, of.History, *of.INSTRUCTIONS):
+    for one in (of.Buffer, of.Place, of.Matrix, of.History, *instructions.INSTRUCTIONS):
         inside = "\n".join(f"    {_member(of, *member)};" for member in of.members(one).items())
         yield f"\ntypedef struct {{\n{inside}\n}} {of.c_name(one)};"
         yield f'_Static_assert(sizeof({of.c_name(one)}) == {8 * of.n_fields(one)}, "a member is 64 bits wide");'
@@ -33,7 +34,7 @@ def _lines(of: Any) -> Iterator[str]:
     yield "typedef struct {\n    int64_t kind, wait;\n    union {"
     yield from (f"        {name} {name};" for name in names)
     yield "    };\n} instruction;"
-    yield f'_Static_assert(sizeof(instruction) == {8 * of.N_FIELDS}, "as long as a row of the table");\n\n#endif'
+    yield f'_Static_assert(sizeof(instruction) == {n_bytes}, "as long as a row of the table");\n\n#endif'
 
 
 def _member(of: Any, name: str, kind: Any) -> str:

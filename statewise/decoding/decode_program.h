@@ -1,7 +1,7 @@
 /* What the parts of decode.c share: the buffers between instructions, and shares of work.
  *
  * A step of a model is a list of instructions, made once by statewise/decoding/program.py. What each does and what its
- * operands are is declared in statewise/decoding/instructions.py, of which the build makes instructions.h.
+ * operands are is declared in statewise/decoding/instructions.py and recurrences.py, of which the build makes instructions.h.
  *
  * A buffer holds one row of floats for each token that the step reads: one of each sequence, or several. It lies in `scratch`, which the caller
  * gives; a local one exists once for each thread, so that a thread can make what it needs itself and nobody waits.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from statewise.decoding.instructions import LOGITS, AddRow, Embed, Place, Slot
+from statewise.decoding.instructions import AddRow, Embed
 from statewise.decoding.mixers import MIXERS
+from statewise.decoding.operands import LOGITS, Place, Slot
 from statewise.decoding.parts import emit_mlp, emit_norm, emit_scale
 from statewise.decoding.program import Program
 from statewise.decoding.refused import block_refusal, model_refusal

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.decoding.instructions import BLOCK, TILE, Matrix, Precision
+from statewise.decoding.operands import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
 from statewise.models.quantised import QuantisedTensor
 from statewise.native.memory import in_huge_pages

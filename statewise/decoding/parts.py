@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from statewise.decoding.instructions import Activation, ActivationKind, Convolution, Norm, NormKind, Place, Slot
+from statewise.decoding.instructions import Activation, Norm
+from statewise.decoding.operands import ActivationKind, NormKind, Place, Slot
 from statewise.decoding.program import Program
+from statewise.decoding.recurrences import Convolution
 from statewise.mixers.rms_norm import RMSNorm
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models.batch_norm import BatchNorm

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statewise.decoding.instructions import (
+from statewise.decoding.instructions import INSTRUCTIONS, N_FIELDS, Linear
+from statewise.decoding.operands import (
     BLOCK,
-    INSTRUCTIONS,
-    N_FIELDS,
     NOWHERE,
     Buffer,
     Instruction,
-    Linear,
     Matrix,
     Place,
     Pointer,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from statewise import native
-from statewise.decoding.instructions import Prefetch
+from statewise.decoding.operands import Prefetch
 from statewise.errors import ConfigError
 
 VARIABLE = "STATEWISE_PREFETCH"

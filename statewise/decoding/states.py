@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from statewise.decoding.instructions import History, Slot
+from statewise.decoding.operands import History, Slot
 from statewise.decoding.program import Program
 from statewise.errors import InputError
 from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release

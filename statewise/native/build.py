@@ -31,8 +31,10 @@ ROOMS = (SOURCE, *sorted((HERE.parent / "kernels").glob("*/")), HERE.parent / "d
 LIBRARY = HERE / "_kernels.so"
 REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
-# Python files of which a header is made: the declarations, and what writes them for C
-DECLARATIONS, HEADER = (HERE.parent / "decoding" / name for name in ("instructions.py", "c_header.py"))
+# Python files of which a header is made: the declarations, each after those that it imports, and what writes them for C
+DECODING = HERE.parent / "decoding"
+DECLARATIONS = tuple(DECODING / name for name in ("operands.py", "recurrences.py", "instructions.py"))
+HEADER = DECODING / "c_header.py"
 
 # No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.
 FLAGS = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
@@ -53,23 +55,34 @@ def sources(*endings: str) -> list[Path]:
 
 def header() -> str:
     """``instructions.h``, which is made of Python files."""
-    return str(_module(HEADER).c_header(_module(DECLARATIONS)))
+    *declared, header = _modules((*DECLARATIONS, HEADER))
+    return str(header.c_header(declared[0], declared[-1]))
 
 
-def _module(path: Path) -> Any:
-    """A file of the package as a module by itself."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _modules(paths: Sequence[Path]) -> list[Any]:
+    """Files of ``decoding`` as modules by themselves: what one imports of those before it is what was made here, and no
+    package is imported."""
+    made: dict[str, Any] = {}
+    names = [f"statewise.decoding.{path.stem}" for path in paths]
+    imported = {name: sys.modules[name] for name in names if name in sys.modules}
+    try:
+        for name, path in zip(names, paths):
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            made[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(made[name])
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(imported)
+    return list(made.values())
 
 
 def sources_digest() -> str:
     """16 hexadecimal digits of all sources: what a library was built from is written into it."""
     digest = hashlib.sha256()
-    for path in (*sources(".c", ".h"), DECLARATIONS, HEADER):
+    for path in (*sources(".c", ".h"), *DECLARATIONS, HEADER):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

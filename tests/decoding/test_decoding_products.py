@@ -9,7 +9,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.decoding import PRECISIONS
-from statewise.decoding.instructions import TILE
+from statewise.decoding.operands import TILE
 from statewise.decoding.packing import pack, quantise
 from statewise.decoding.product import Product, large
 from statewise.decoding.reading import WAYS

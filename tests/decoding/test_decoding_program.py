@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from statewise.decoding import instructions
-from statewise.decoding.instructions import INSTRUCTIONS, Convolution, Place, Slot, c_name, members, n_fields
+from statewise.decoding import instructions, operands
+from statewise.decoding.instructions import INSTRUCTIONS
 from statewise.decoding.mixers import MIXERS
+from statewise.decoding.operands import Place, Slot, c_name, members, n_fields
 from statewise.decoding.program import Program, Weights
+from statewise.decoding.recurrences import Convolution
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.native import build
 
@@ -78,14 +80,16 @@ def test_the_header_is_written_without_pytorch_and_has_every_member() -> None:
 
 def test_another_declaration_is_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build.sources_digest()
-    changed = tmp_path / "instructions.py"
-    changed.write_text(build.DECLARATIONS.read_text().replace("silu: Flag", "silu: Count"))
-    monkeypatch.setattr(build, "DECLARATIONS", changed)
+    first, recurrences, last = build.DECLARATIONS
+    changed = tmp_path / recurrences.name
+    changed.write_text(recurrences.read_text().replace("silu: Flag", "silu: Count"))
+    assert changed.read_text() != recurrences.read_text()
+    monkeypatch.setattr(build, "DECLARATIONS", (first, changed, last))
     assert build.sources_digest() != before
 
 
 def test_every_activation_and_every_emitter_is_there() -> None:
     gates = {"identity", "sigmoid"}  # of Multiply alone
-    assert {kind.name.lower() for kind in instructions.ActivationKind} == set(ACTIVATIONS) | gates
+    assert {kind.name.lower() for kind in operands.ActivationKind} == set(ACTIVATIONS) | gates
     files = {path.stem for path in (Path(instructions.__file__).parent / "mixers").glob("[!_]*.py")}
     assert files == {emitter.emit.__module__.rpartition(".")[2] for emitter in MIXERS.values()}

@@ -9,7 +9,7 @@ import torch
 from decoded_models import build, needs_library, tokens_of
 
 from statewise.decoding import Decoder, reading
-from statewise.decoding.instructions import Prefetch
+from statewise.decoding.operands import Prefetch
 from statewise.decoding.reading import ROUNDS, VARIABLE, WAYS, Trial, Way, forget, parse_way, way_of
 from statewise.errors import ConfigError
 

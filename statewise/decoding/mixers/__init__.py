@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from statewise.decoding.instructions import Place
 from statewise.decoding.mixers.attention import attention_refusal, emit_attention
 from statewise.decoding.mixers.delta_net import emit_delta_net
 from statewise.decoding.mixers.gated_convolution import emit_gated_convolution
 from statewise.decoding.mixers.h3 import emit_h3
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
+from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention

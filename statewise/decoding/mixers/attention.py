@@ -7,7 +7,8 @@ import math
 import torch
 
 from statewise.decoding import instructions
-from statewise.decoding.instructions import ActivationKind, AddRow, Advance, Angles, Multiply, Norm, NormKind, Place
+from statewise.decoding.instructions import AddRow, Advance, Angles, Multiply, Norm
+from statewise.decoding.operands import ActivationKind, NormKind, Place
 from statewise.decoding.parts import emit_affine
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, StateTable

@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from statewise.decoding.instructions import DeltaMemory, Place
+from statewise.decoding.operands import Place
 from statewise.decoding.parts import emit_convolution, emit_normed_output
 from statewise.decoding.program import Program
+from statewise.decoding.recurrences import DeltaMemory
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.delta_layer import UNIT_EPS
 from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet

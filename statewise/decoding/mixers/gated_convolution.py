@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statewise.decoding.instructions import ActivationKind, Multiply, Place
+from statewise.decoding.instructions import Multiply
+from statewise.decoding.operands import ActivationKind, Place
 from statewise.decoding.parts import emit_convolution
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable

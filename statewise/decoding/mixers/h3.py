@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from statewise.decoding.instructions import Convolution, Diagonal, Place
+from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
+from statewise.decoding.recurrences import Convolution, Diagonal
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.h3 import H3
 from statewise.operators.causal_convolution import CausalConvolution

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from statewise.decoding.instructions import Norm, NormKind, Place, Selective
+from statewise.decoding.instructions import Norm
+from statewise.decoding.operands import NormKind, Place
 from statewise.decoding.parts import emit_convolution
 from statewise.decoding.program import Program
+from statewise.decoding.recurrences import Selective
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.mamba import NORMED, Mamba
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from statewise.decoding.instructions import Place, Ssd
+from statewise.decoding.operands import Place
 from statewise.decoding.parts import emit_convolution, emit_normed_output
 from statewise.decoding.program import Program
+from statewise.decoding.recurrences import Ssd
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.mamba2 import Mamba2
 
