@@ -8,7 +8,9 @@
  */
 #include "decode_program.h"
 #include "decode_attention.h"
+#include "decode_latent.h"
 #include "decode_linear.h"
+#include "decode_memory.h"
 #include "decode_pointwise.h"
 #include "decode_recurrent.h"
 

@@ -47,16 +47,16 @@ INLINE float product(const float *a, const float *b, int64_t n) {
 
 /* out = softmax(scale q . keys) values over the slots first .. end */
 static void attend(const float *q, const float *keys, const float *values, int64_t stride, int64_t first, int64_t end,
-                   int64_t d_head, float scale, float *weighted, float *out) {
+                   int64_t d_key, int64_t d_value, float scale, float *weighted, float *out) {
     float largest = -INFINITY, total = 0;
-    memset(weighted, 0, sizeof(float) * (size_t)d_head);
+    memset(weighted, 0, sizeof(float) * (size_t)d_value);
     for (int64_t begin = first; begin < end; begin += KEYS) {
         int64_t n = end - begin < KEYS ? end - begin : KEYS;
         float scores[KEYS];
         float most = largest;
         for (int64_t j = 0; j < KEYS; j++) scores[j] = -INFINITY;
         for (int64_t j = 0; j < n; j++) {
-            scores[j] = product(q, keys + (begin + j) * stride, d_head) * scale;
+            scores[j] = product(q, keys + (begin + j) * stride, d_key) * scale;
             if (scores[j] > most) most = scores[j];
         }
         float kept = largest == -INFINITY ? 0.0f : exp2_f32(broadcast_f32(largest - most))[0];
@@ -67,15 +67,15 @@ static void attend(const float *q, const float *keys, const float *values, int64
             sums += weights;
         }
         total = total * kept + sum_f32(sums);
-        for (int64_t i = 0; i < d_head; i += LANES) {
-            int64_t left = d_head - i;
+        for (int64_t i = 0; i < d_value; i += LANES) {
+            int64_t left = d_value - i;
             vf32 sum = load_upto(weighted + i, left) * kept;
             for (int64_t j = 0; j < n; j++) sum += load_upto(values + (begin + j) * stride + i, left) * scores[j];
             store_upto(weighted + i, sum, left);
         }
         largest = most;
     }
-    for (int64_t i = 0; i < d_head; i++) out[i] = weighted[i] / total;
+    for (int64_t i = 0; i < d_value; i++) out[i] = weighted[i] / total;
 }
 
 static void run_attention(const worker *me, const attention *a) {
@@ -102,7 +102,8 @@ static void run_attention(const worker *me, const attention *a) {
             for (int64_t head = group * shared; head < (group + 1) * shared; head++) {
                 float *q = qkv + head * d_head;
                 rotate_head(q, angle, a->n_angles);
-                attend(q, keys, values, stride, first, end + 1, d_head, scale, weighted, out + head * d_head);
+                attend(q, keys, values, stride, first, end + 1, d_head, d_head, scale, weighted,
+                       out + head * d_head);
             }
         }
     }

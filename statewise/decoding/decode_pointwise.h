@@ -33,7 +33,10 @@ static void norm_row(const norm *a, const float *x, const float *gate, float *ou
             vf32 y = (load_upto(x + i, left) - mean) * scale;
             if (a->weight) y *= load_upto(a->weight + i, left);
             if (a->bias) y += load_upto(a->bias + i, left);
-            if (gate) y *= silu_f32(load_upto(gate + i, left));
+            if (gate) {
+                vf32 raw = load_upto(gate + i, left), share = sigmoid_f32(raw);
+                y *= a->gate_kind == SIGMOID ? share : raw * share;
+            }
             store_upto(out + i, y, left);
         }
     }
