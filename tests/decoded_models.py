@@ -53,6 +53,20 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         H3Config(d_state=22, d_head=2, d_shift=1, bias=False),
         H3Config(d_state=4, d_head=11, method="zoh"),
     ),
+    "fast weights": (
+        sw.KDAConfig(n_heads=3, d_key=7, d_value=5, rank=6, gate_bias=True, negative_eigenvalues=True, bias=True),
+        sw.RWKV7Config(d_head=11, decay_rank=9, rate_rank=17, gate_rank=5),
+    ),
+    "gated memories": (
+        sw.GLAConfig(n_heads=2, d_key=20, d_value=3, rank=3, bias=True),
+        sw.MLSTMConfig(n_heads=2, d_key=17, d_value=5, bias=True, gate_cap=4.0),
+        sw.RGLRUConfig(d_inner=34, n_blocks=2),
+    ),
+    "latent": (
+        sw.LatentAttentionConfig(n_heads=3, d_key=9, d_value=5, d_shared=3, rank=20, query_rank=7, bias=True),
+        sw.RGLRUConfig(d_inner=18, n_blocks=3, n_taps=1, exponent=5.0),
+        sw.LatentAttentionConfig(n_heads=2, d_key=33, d_value=17, d_shared=2, rank=270),
+    ),
     "scaled": (
         Block(mixer=sw.Mamba2Config(d_state=6, d_head=4, n_heads=5, norm=False), branch_scale=0.22),
         Block(mixer=None, mlp=MLP(activation="relu2"), branch_scale=0.22),
@@ -156,7 +170,7 @@ def said(model: sw.LanguageModel, state: Any) -> list[Tensor]:
     for block, layer in zip(model.blocks, state.layers):
         if hasattr(layer, "keys"):
             for row, (start, end) in enumerate(zip(layer.start.tolist(), layer.end.tolist())):
-                window = block.mixer.config.window
+                window = getattr(block.mixer.config, "window", None)
                 first = start if window is None else max(start, end - window + 1)
                 leaves += [layer.keys[row, first:end], layer.values[row, first:end]]
     return leaves

@@ -23,7 +23,7 @@ def _lines(of: Any, instructions: Any) -> Iterator[str]:
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
     yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}"
     yield f"#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
-    for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind):
+    for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind, of.DecayKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
     for one in (of.Buffer, of.Place, of.Matrix, of.History, *instructions.INSTRUCTIONS):
         inside = "\n".join(f"    {_member(of, *member)};" for member in of.members(one).items())

@@ -11,6 +11,8 @@ one of the C files beside.
 # No `from __future__ import annotations`: the annotations are read when this runs
 from typing import TYPE_CHECKING, Annotated, Any
 
+from statewise.decoding.latent import LATENT
+from statewise.decoding.memories import MEMORIES
 from statewise.decoding.operands import (
     ActivationKind,
     Count,
@@ -54,7 +56,7 @@ class Linear(Instruction):
 
 
 class Norm(Instruction):
-    """A norm over each of n_groups equal parts, then times SiLU(gate) if there is a gate.
+    """A norm over each of n_groups equal parts, then times SiLU(gate), or sigmoid(gate), if there is one.
 
     With a local output every thread does all of it for itself; otherwise a thread does its share of the sequences.
     """
@@ -68,6 +70,7 @@ class Norm(Instruction):
     input: Place
     output: Place
     gate: Place | None
+    gate_kind: ActivationKind = ActivationKind.SILU  # or SIGMOID
 
 
 class AddRow(Instruction):
@@ -132,5 +135,5 @@ class Advance(Instruction):
     history: Slot
 
 
-INSTRUCTIONS = (*RECURRENCES, *instructions_of(__name__))
+INSTRUCTIONS = (*RECURRENCES, *MEMORIES, *LATENT, *instructions_of(__name__))
 N_FIELDS = 2 + max(map(n_fields, INSTRUCTIONS))  # its kind, whether all wait after it, its operands

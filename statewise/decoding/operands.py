@@ -83,6 +83,14 @@ class ActivationKind(IntEnum):
     IDENTITY = 7
 
 
+class DecayKind(IntEnum):
+    """log(1 + e^x);   log(1 + e^-x);   1 / (1 + e^-x)"""
+
+    SOFTPLUS = 0
+    SOFTPLUS_OF_NEGATIVE = 1
+    LOGISTIC = 2
+
+
 # -- structs -----------------------------------------------------------------------------------------------------------
 class Buffer(NamedTuple):
     """One row of floats for each sequence. Offset and width in floats of one sequence; local: one for each thread."""

@@ -108,8 +108,9 @@ def emit_normed_output(
     eps: float,
     n_groups: int,
     gate: Place | None,
+    gate_kind: ActivationKind = ActivationKind.SILU,
 ) -> None:
-    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate) behind the norm."""
+    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate), or sigmoid(gate), behind the norm."""
     width = out_proj.in_features
     normed = program.buffer("mixed", width, local=True)
     norm = Norm(
@@ -122,9 +123,26 @@ def emit_normed_output(
         input=x,
         output=normed,
         gate=gate,
+        gate_kind=gate_kind,
     )
     program.emit(norm)
     program.linear(out_proj.weight, out_proj.bias, normed, residual, add=True, wait=True)
+
+
+def emit_units(program: Program, x: Place, y: Place, n_heads: int, d_head: int, eps: float) -> None:
+    """y = x / sqrt(|x|^2 + eps), each head by itself."""
+    norm = Norm(
+        kind=NormKind.RMS,
+        width=n_heads * d_head,
+        n_groups=n_heads,
+        epsilon=eps / d_head,  # the mean of the squares is a d_head-th of their sum
+        weight=torch.full((n_heads * d_head,), d_head**-0.5),
+        bias=None,
+        input=x,
+        output=y,
+        gate=None,
+    )
+    program.emit(norm)
 
 
 def emit_convolution(

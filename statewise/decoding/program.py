@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -42,12 +42,14 @@ class Weights:
 
     precision: str
     group: int | None
-    packed: dict[int, Packed]
+    packed: dict[Hashable, Packed]
 
-    def pack(self, weight: Tensor) -> Packed:
-        if id(weight) not in self.packed:
-            self.packed[id(weight)] = pack(weight, self.precision, self.group)
-        return self.packed[id(weight)]
+    def pack(self, weight: Tensor, rows: slice | None = None) -> Packed:
+        """rows: of the weight, which alone are meant; their numbers are those that the whole would have."""
+        key = id(weight) if rows is None else (id(weight), rows.start, rows.stop)
+        if key not in self.packed:
+            self.packed[key] = pack(weight if rows is None else weight[rows], self.precision, self.group)
+        return self.packed[key]
 
 
 class Program:
@@ -77,9 +79,9 @@ class Program:
         self.n_state += n
         return Slot(self.n_state - n)
 
-    def matrix(self, weight: Tensor) -> Matrix:
-        """The weight as it is packed."""
-        return self.weights.pack(weight).matrix()
+    def matrix(self, weight: Tensor, rows: slice | None = None) -> Matrix:
+        """The weight, or these rows of it, as it is packed."""
+        return self.weights.pack(weight, rows).matrix()
 
     def emit(self, instruction: Instruction, *, wait: bool = False) -> None:
         """Appends an instruction; all threads meet after it if they are to ``wait``.
@@ -91,10 +93,20 @@ class Program:
             fields += self._fields(instruction, name, kind)
         self._instructions.append(fields + [0] * (N_FIELDS - len(fields)))
 
-    def linear(self, weight: Tensor, bias: Tensor | None, x: Place, y: Place, *, add: bool = False, wait: bool) -> None:
-        """y = W x + b, or y += W x + b."""
+    def linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        x: Place,
+        y: Place,
+        *,
+        add: bool = False,
+        wait: bool,
+        rows: slice | None = None,
+    ) -> None:
+        """y = W x + b, or y += W x + b. rows: of the weight, which are W; None: all."""
         sums = self.buffer("sums", BLOCK, local=True)
-        packed = self.weights.pack(weight)
+        packed = self.weights.pack(weight, rows)
         width = packed.rounded_width
         rounded = self.buffer("rounded", width, local=True) if width else None
         self.emit(

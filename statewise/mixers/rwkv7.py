@@ -22,6 +22,7 @@ from statewise.precision import full_precision
 
 MIXES = ("r", "w", "k", "v", "a", "g")  # what is made of the present input and the one before
 LEAST_LOG_DECAY = -0.6065306597126334  # -exp(-1/2)
+UNIT_EPS = 1e-24  # beside the squared length of a key
 
 
 class RWKV7State(NamedTuple):
@@ -157,7 +158,7 @@ class RWKV7(Mixer):
         gate = self.gate_net.up(self.gate_net.down(g).sigmoid())
         dtype = log_w.dtype
         r, k, v, rate = (m.to(dtype) for m in (self.r_proj(r), self.k_proj(k), self.v_proj(v), rate))
-        kappa = unit(self._heads(k * self.xi.to(dtype)), 1e-24)
+        kappa = unit(self._heads(k * self.xi.to(dtype)), UNIT_EPS)
         k = torch.addcmul(k, k * (rate - 1), self.alpha.to(dtype))
         r, k, v, rate, log_w, rho = (self._heads(m) for m in (r, k, v, rate, log_w, self.rho.to(dtype)))
         operator = DiagonalPlusRankOne(log_w, k, r, kappa, rate * kappa, self.config.chunk_length)

@@ -33,7 +33,8 @@ REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
 # Python files of which a header is made: the declarations, each after those that it imports, and what writes them for C
 DECODING = HERE.parent / "decoding"
-DECLARATIONS = tuple(DECODING / name for name in ("operands.py", "recurrences.py", "instructions.py"))
+DECLARED = ("operands", "recurrences", "memories", "latent", "instructions")
+DECLARATIONS = tuple(DECODING / f"{name}.py" for name in DECLARED)
 HEADER = DECODING / "c_header.py"
 
 # No -ffast-math: NaN and infinity propagate, sums keep their order. Products and sums may become one rounding.

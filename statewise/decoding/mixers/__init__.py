@@ -13,18 +13,30 @@ from typing import Any, NamedTuple
 from statewise.decoding.mixers.attention import attention_refusal, emit_attention
 from statewise.decoding.mixers.delta_net import emit_delta_net
 from statewise.decoding.mixers.gated_convolution import emit_gated_convolution
+from statewise.decoding.mixers.gated_linear_attention import emit_gla
 from statewise.decoding.mixers.h3 import emit_h3
+from statewise.decoding.mixers.kimi_delta_attention import emit_kda
+from statewise.decoding.mixers.latent_attention import emit_latent_attention
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
+from statewise.decoding.mixers.mlstm import emit_mlstm
+from statewise.decoding.mixers.rg_lru import emit_rg_lru
+from statewise.decoding.mixers.rwkv7 import emit_rwkv7
 from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
 from statewise.mixers.gated_convolution import GatedConvolution
+from statewise.mixers.gated_linear_attention import GLA
 from statewise.mixers.h3 import H3
+from statewise.mixers.kimi_delta_attention import KDA
+from statewise.mixers.latent_attention import LatentAttention
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
+from statewise.mixers.mlstm import MLSTM
+from statewise.mixers.rg_lru import RGLRU
+from statewise.mixers.rwkv7 import RWKV7
 
 
 class Emitter(NamedTuple):
@@ -45,5 +57,11 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         DeltaNet: Emitter(emit_delta_net),
         GatedDeltaNet: Emitter(emit_delta_net),
         GatedConvolution: Emitter(emit_gated_convolution),
+        KDA: Emitter(emit_kda),
+        RWKV7: Emitter(emit_rwkv7),
+        GLA: Emitter(emit_gla),
+        MLSTM: Emitter(emit_mlstm),
+        RGLRU: Emitter(emit_rg_lru),
+        LatentAttention: Emitter(emit_latent_attention),
     }
 )
