@@ -18,7 +18,10 @@ from statewise import native
 from statewise.configuration.types import OneOf
 from statewise.decoding.mixers import MIXERS
 from statewise.errors import ConfigError
+from statewise.mixers.attention import Attention
+from statewise.mixers.attention_state import AttentionState
 from statewise.mixers.h3 import H3Config
+from statewise.mixers.latent_attention import LatentAttention
 from statewise.mixers.mamba import MambaConfig
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
@@ -47,6 +50,10 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         sw.AttentionConfig(n_heads=2, n_kv_heads=1, d_head=7, positions=None, qk_norm="all", bias=True, window=5),
         Block(mixer=sw.GatedConvolutionConfig(), mlp=MLP(gated=True), norm="rms_offset"),
         sw.GatedConvolutionConfig(n_taps=1, bias=True),
+    ),
+    "attention, convolved": (
+        sw.AttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, n_taps=3, window=7, gate=True, qk_norm="head"),
+        sw.AttentionConfig(n_heads=2, n_taps=1, positions="learned", max_positions=20, bias=True),
     ),
     "h3": (
         H3Config(d_state=6, d_shift=5),
@@ -158,19 +165,25 @@ def ragged_state(model: sw.LanguageModel, batch: int) -> Any:
     return state
 
 
+def is_history(part: Any) -> bool:
+    return isinstance(part, AttentionState)
+
+
 def recurrent_leaves(state: Any) -> list[Tensor]:
-    layers = [layer for layer in state.layers if not hasattr(layer, "keys")]
-    positions = [layer.position for layer in state.layers if hasattr(layer, "keys")]
-    return [state.position, *positions, *tree_leaves(layers)]
+    parts = tree_leaves(state.layers, is_leaf=is_history)
+    positions = [part.position for part in parts if is_history(part)]
+    return [state.position, *positions, *(part for part in parts if not is_history(part))]
 
 
 def said(model: sw.LanguageModel, state: Any) -> list[Tensor]:
     """All that a state says: recurrent leaves, and the keys and values that the next token of each row can see."""
     leaves = recurrent_leaves(state)
     for block, layer in zip(model.blocks, state.layers):
-        if hasattr(layer, "keys"):
-            for row, (start, end) in enumerate(zip(layer.start.tolist(), layer.end.tolist())):
-                window = getattr(block.mixer.config, "window", None)
+        histories = [part for part in tree_leaves(layer, is_leaf=is_history) if is_history(part)]
+        readers = [mixer for mixer in block.mixer.parts() if isinstance(mixer, (Attention, LatentAttention))]
+        for history, reader in zip(histories, readers, strict=True):
+            window = getattr(reader.config, "window", None)
+            for row, (start, end) in enumerate(zip(history.start.tolist(), history.end.tolist())):
                 first = start if window is None else max(start, end - window + 1)
-                leaves += [layer.keys[row, first:end], layer.values[row, first:end]]
+                leaves += [history.keys[row, first:end], history.values[row, first:end]]
     return leaves

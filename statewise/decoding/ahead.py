@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.decoding.call import Tokens, several_of_each
-from statewise.decoding.states import AttentionHistory, check_within, table_of
+from statewise.decoding.states import check_within, table_of
 from statewise.errors import InputError
 from statewise.mixers.positions import document_positions, position_behind
 from statewise.models.language_model import LanguageModelState
@@ -163,11 +163,8 @@ class Ahead:
     def _check_positions(self, n_read: Tensor, starts: Tensor | None) -> None:
         """Errors:  InputError if a token that was read has no position in a table."""
         limits = [(self._state.position, self._decoder.config.max_positions)]
-        limits += [
-            (layer.position, table.max_positions)
-            for table, layer in zip(self._decoder._tables, self._state.layers)
-            if isinstance(table, AttentionHistory)
-        ]
+        for table, layer in zip(self._decoder._tables, self._state.layers):
+            limits += table.positions(layer)
         for position, limit in limits:
             if limit is not None:
                 given = self._none() if starts is None else starts

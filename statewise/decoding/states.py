@@ -48,6 +48,9 @@ class StateTable(Protocol):
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         """Errors: InputError if these rows can take no step more."""
 
+    def positions(self, state: Any) -> Sequence[tuple[Tensor, int | None]]:
+        """Positions (batch,) that are looked up in a table, and how many it has."""
+
     def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
         """The state, which is the caller's alone, with room for n more steps; its entries for n steps that leave it as
         it is, until it is said how many of them stay; and how that is said."""
@@ -89,6 +92,9 @@ class RecurrentState:
 
     def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
         pass
+
+    def positions(self, state: Any) -> list[tuple[Tensor, int | None]]:
+        return []
 
     def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
         """The steps leave a state each; one of them is copied."""
@@ -170,6 +176,9 @@ class AttentionHistory:
     def check(self, state: AttentionState, rows: Tensor, restarts: Tensor) -> None:
         check_positions(state.position, rows, restarts, self.max_positions)
 
+    def positions(self, state: AttentionState) -> list[tuple[Tensor, int | None]]:
+        return [(state.position, self.max_positions)]
+
     def ahead(self, state: AttentionState, n: int) -> tuple[AttentionState, Sequence[int], Keep]:
         """The keys and values lie in the slots behind the state's end, with counts of their own until they stay."""
         if self.room(state) < n:
@@ -191,17 +200,81 @@ class AttentionHistory:
         return state, self.entries(behind, behind), keep
 
 
+class JoinedState:
+    """A NamedTuple of states, each with a table of its own; the tables were made one behind the other."""
+
+    def __init__(self, *tables: StateTable) -> None:
+        self.tables, self.slot = tables, tables[0].slot
+
+    def copied(self, state: Any) -> Any:
+        return _again(state, [table.copied(part) for table, part in zip(self.tables, state)])
+
+    def prepare(self, state: Any) -> Any:
+        return _again(state, [table.prepare(part) for table, part in zip(self.tables, state)])
+
+    def release(self, state: Any) -> None:
+        for table, part in zip(self.tables, state):
+            table.release(part)
+
+    def successor(self, state: Any, *, every_row: bool) -> Any:
+        return _again(state, [table.successor(part, every_row=every_row) for table, part in zip(self.tables, state)])
+
+    def entries(self, before: Any, after: Any) -> list[int]:
+        return self._joined([table.entries(*pair) for table, *pair in zip(self.tables, before, after)])
+
+    def room(self, state: Any) -> int | None:
+        rooms = [table.room(part) for table, part in zip(self.tables, state)]
+        return min((room for room in rooms if room is not None), default=None)
+
+    def put(self, state: Any, row: int, other: Any) -> Any:
+        parts = zip(self.tables, state, other)
+        return _again(state, [table.put(part, row, new) for table, part, new in parts])
+
+    def check(self, state: Any, rows: Tensor, restarts: Tensor) -> None:
+        for table, part in zip(self.tables, state):
+            table.check(part, rows, restarts)
+
+    def positions(self, state: Any) -> list[tuple[Tensor, int | None]]:
+        return [found for table, part in zip(self.tables, state) for found in table.positions(part)]
+
+    def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
+        parts, entries, keeps = zip(*(table.ahead(part, n) for table, part in zip(self.tables, state)))
+
+        def keep(counts: Tensor, began: Tensor | None) -> None:
+            for keep_part in keeps:
+                keep_part(counts, began)
+
+        return _again(state, parts), self._joined(entries), keep
+
+    def _joined(self, found: Sequence[Sequence[int]]) -> list[int]:
+        joined: list[int] = []
+        for table, own in zip(self.tables, found):
+            assert table.slot == self.slot + len(joined)
+            joined += own
+        return joined
+
+
+def _again(state: Any, parts: Sequence[Any]) -> Any:
+    """The same NamedTuple of other parts."""
+    return type(state)(*parts)
+
+
 def check_state(state: Any, shape: Any, batch: int) -> None:
     """Whether a layer's state is of the model, whose mixer declares ``shape``, and C can read it.
 
     Errors:  InputError naming what differs.
     """
     fits("decoding", state, shape, batch, torch.device("cpu"))
-    if isinstance(state, AttentionState):
-        check_history("decoding", state)
+    for part in tree_leaves(state, is_leaf=_is_history):
+        if _is_history(part):
+            check_history("decoding", part)
     for leaf in tree_leaves(state):
         if leaf.is_floating_point():
             check_plain(leaf, torch.float32)
+
+
+def _is_history(part: Any) -> bool:
+    return isinstance(part, AttentionState)
 
 
 def check_plain(leaf: Tensor, dtype: torch.dtype) -> None:

@@ -161,3 +161,14 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
 def test_every_instruction_set_and_batch(precision: str, instructions: str) -> None:
     with native.forced(instructions):
         check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17), threads=(1, 2, 3))
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(
+    ("layers", "precision"),
+    [("fast weights", "float32"), ("gated memories", "float32"), *(("latent", precision) for precision in PRECISIONS)],
+)
+def test_every_instruction_set_of_memories(layers: str, precision: str, instructions: str) -> None:
+    with native.forced(instructions):
+        check_step(build(layers), precision, batches=(2,), threads=(1, 2))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from statewise.decoding.mixers.attention import attention_refusal, emit_attention
+from statewise.decoding.mixers.attention import emit_attention
 from statewise.decoding.mixers.delta_net import emit_delta_net
 from statewise.decoding.mixers.gated_convolution import emit_gated_convolution
 from statewise.decoding.mixers.gated_linear_attention import emit_gla
@@ -52,7 +52,7 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
     {
         Mamba: Emitter(emit_mamba, mamba_refusal),
         Mamba2: Emitter(emit_mamba2, mamba2_refusal),
-        Attention: Emitter(emit_attention, attention_refusal),
+        Attention: Emitter(emit_attention),
         H3: Emitter(emit_h3),
         DeltaNet: Emitter(emit_delta_net),
         GatedDeltaNet: Emitter(emit_delta_net),

@@ -9,21 +9,16 @@ import torch
 from statewise.decoding import instructions
 from statewise.decoding.instructions import AddRow, Advance, Angles, Multiply, Norm
 from statewise.decoding.operands import ActivationKind, NormKind, Place
-from statewise.decoding.parts import emit_affine
+from statewise.decoding.parts import emit_affine, emit_convolution
 from statewise.decoding.program import Program
-from statewise.decoding.states import AttentionHistory, StateTable
+from statewise.decoding.states import AttentionHistory, JoinedState, RecurrentState, StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.rms_norm import RMSNorm
 
 
-def attention_refusal(mixer: Attention) -> str | None:
-    if mixer.convolution is None:
-        return None
-    return "is an Attention with n_taps, a convolution of queries, keys and values, which the step does not have"
-
-
 def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place) -> StateTable:
     config, n_heads, d_head, d_model = mixer.config, mixer.n_heads, mixer.d_head, mixer.d_model
+    past = None if mixer.convolution is None else RecurrentState(program, n_leaves=1)
     state = AttentionHistory(program, config.window, config.max_positions)
     if mixer.positions is not None:
         placed = program.buffer("placed", d_model, local=True)
@@ -36,6 +31,8 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
     n_angles = mixer.d_rotary // 2
     angles = program.buffer("angles", 2 * n_angles, local=True)
     program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
+    if mixer.convolution is not None and past is not None:
+        emit_convolution(program, mixer.convolution, projected, past.leaf(0))
     _emit_norm(program, mixer, mixer.q_norm, projected, n_heads, wait=False)
     _emit_norm(program, mixer, mixer.k_norm, projected.after(n_heads * d_head), mixer.n_kv_heads, wait=True)
     if n_angles:
@@ -61,7 +58,7 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
         gate = projected.after(mixer.sizes[0])
         program.emit(Multiply(kind=ActivationKind.SIGMOID, width=n_heads * d_head, x=attended, by=gate), wait=True)
     program.linear(mixer.out_proj.weight, mixer.out_proj.bias, attended, residual, add=True, wait=True)
-    return state
+    return state if past is None else JoinedState(past, state)
 
 
 def _emit_norm(program: Program, mixer: Attention, norm: RMSNorm | None, x: Place, n_heads: int, *, wait: bool) -> None:
