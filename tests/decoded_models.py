@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[Any, ...]] = {
     ),
     "attention, convolved": (
         sw.AttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, n_taps=3, window=7, gate=True, qk_norm="head"),
-        sw.AttentionConfig(n_heads=2, n_taps=1, positions="learned", max_positions=20, bias=True),
+        sw.AttentionConfig(n_heads=2, n_taps=1, positions="learned", max_positions=40, bias=True),
     ),
     "h3": (
         H3Config(d_state=6, d_shift=5),

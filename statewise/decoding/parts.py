@@ -110,7 +110,7 @@ def emit_normed_output(
     gate: Place | None,
     gate_kind: ActivationKind = ActivationKind.SILU,
 ) -> None:
-    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate), or sigmoid(gate), behind the norm."""
+    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate) or sigmoid(gate) behind it."""
     width = out_proj.in_features
     normed = program.buffer("mixed", width, local=True)
     norm = Norm(

@@ -15,8 +15,8 @@ from statewise.mixers.latent_attention import LatentAttention
 
 
 def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, residual: Place) -> StateTable:
-    """The heads' maps W_k and W_v stay rows of one matrix: a head's query is multiplied with its W_k transposed, and what
-    it has read with its W_v, so that the history is never mapped."""
+    """A head's query is multiplied with its W_k transposed, and what it has read with its W_v: the history is never
+    mapped."""
     config, n_heads, rank = mixer.config, mixer.n_heads, mixer.config.rank
     state = AttentionHistory(program, window=None, max_positions=None)
     latent = program.buffer("projected", rank + config.d_shared)
@@ -30,9 +30,7 @@ def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, re
     program.linear(mixer.query_proj.weight, mixer.query_proj.bias, x, query, wait=True)
     normed = emit_norm(program, mixer.norm, latent, program.buffer("normed_latent", rank, local=True))
     shared = latent.after(rank)
-    program.emit(
-        AppendLatent(rank=rank, d_shared=config.d_shared, latent=normed, shared=shared, history=state.slot)
-    )
+    program.emit(AppendLatent(rank=rank, d_shared=config.d_shared, latent=normed, shared=shared, history=state.slot))
     absorbed, attended = program.buffer("absorbed", n_heads * rank), program.buffer("attended", n_heads * rank)
     scaled = program.buffer("scaled", -(-config.d_key // BLOCK) * BLOCK, local=True)
     maps, width = mixer.up_proj.weight, config.d_key + config.d_value
