@@ -99,6 +99,67 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         ),
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, gated=True), placement="parallel"),
     ),
+    "experts": (
+        Block(
+            mixer=sw.Mamba2Config(d_state=6, d_head=4),
+            mlp=sw.MoEConfig(
+                n_experts=7, n_active=3, expand=0.8, normalize=True, shared=MLP(expand=1.2), shared_gate=True
+            ),
+        ),
+        Block(
+            mixer=None,
+            mlp=sw.MoEConfig(
+                n_experts=6,
+                n_active=2,
+                expand=0.9,
+                router="sigmoid",
+                correction_bias=True,
+                n_groups=3,
+                n_groups_active=2,
+                route_scale=2.5,
+                gated=False,
+                activation="relu2",
+                shared=MLP(expand=1, activation="relu2"),
+            ),
+        ),
+        Block(
+            mixer=sw.AttentionConfig(n_heads=2, d_head=10),
+            mlp=sw.MoEConfig(n_experts=4, n_active=1, router="softmax_chosen", shared=MLP(gated=True, expand=1)),
+            placement="post",
+        ),
+        Block(
+            mixer=MambaConfig(d_state=4),
+            mlp=sw.MoEConfig(n_experts=5, n_active=5, expand=1.6, d_latent=9, latent_bias=True),
+            placement="after",
+        ),
+    ),
+    "held": (
+        Block(
+            mixer=sw.ParallelMixersConfig(
+                first=sw.AttentionConfig(n_heads=2, d_head=6, window=5),
+                second=sw.Mamba2Config(
+                    d_state=6, d_head=4, n_heads=5, norm=False, projection_scales=(0.5, 0.7, 2.0, 1.5, 0.9)
+                ),
+                input_scales=(0.8, 1.0),
+                output_scales=(1.0, 0.3),
+            ),
+            mlp=MLP(gated=True, gate_scale=0.6, output_scale=1.7),
+        ),
+        *(
+            sw.SharedTransformerConfig(
+                mixer=mixer,
+                attention=sw.AttentionConfig(n_heads=2, d_head=6),
+                mlp=MLP(gated=True, expand=1.5, gate_scale=0.6),
+                d_adapter=3,
+                attention_adapters=adapters,
+            )
+            for mixer, adapters in (
+                (MambaConfig(d_state=4), True),
+                (sw.AttentionConfig(n_heads=1, d_head=6, positions="learned", max_positions=40), False),
+            )
+        ),
+        Block(mixer=sw.GatedDeltaNetConfig(n_heads=2, d_key=5, d_value=7), mlp=MLP(), placement="after", norm="layer"),
+    ),
     "blocks": (
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1.5, activation="gelu", bias=False), norm="batch"),
         Block(mixer=MambaConfig(d_state=4), mlp=MLP(expand=1, activation="relu"), norm="layer", placement="post"),

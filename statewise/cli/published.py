@@ -86,7 +86,9 @@ def memory(model: Model) -> dict[str, int]:
         packed = matrices(model)
         rest = 4 * (sum(sizes.values()) - sum(sizes[id(weight)] for weight in packed))
         for precision in PRECISIONS[2:]:
-            found[precision] = rest + sum(packed_bytes(w.shape[0], w.shape[1], precision) for w in packed)
+            found[precision] = rest + sum(
+                math.prod(w.shape[:-2]) * packed_bytes(*w.shape[-2:], precision) for w in packed
+            )
     return found
 
 

@@ -23,9 +23,9 @@ def _lines(of: Any, instructions: Any) -> Iterator[str]:
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
     yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}"
     yield f"#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
-    for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind, of.DecayKind):
+    for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind, of.DecayKind, of.RouterKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"
-    for one in (of.Buffer, of.Place, of.Matrix, of.History, *instructions.INSTRUCTIONS):
+    for one in (of.Buffer, of.Place, of.Matrix, of.Routes, of.History, *instructions.INSTRUCTIONS):
         inside = "\n".join(f"    {_member(of, *member)};" for member in of.members(one).items())
         yield f"\ntypedef struct {{\n{inside}\n}} {of.c_name(one)};"
         yield f'_Static_assert(sizeof({of.c_name(one)}) == {8 * of.n_fields(one)}, "a member is 64 bits wide");'

@@ -8,6 +8,7 @@
  */
 #include "decode_program.h"
 #include "decode_attention.h"
+#include "decode_experts.h"
 #include "decode_latent.h"
 #include "decode_linear.h"
 #include "decode_memory.h"

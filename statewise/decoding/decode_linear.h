@@ -47,6 +47,7 @@ static void run_linear(const worker *me, const linear *a) {
             for (int64_t i = 0; i < n; i++) {
                 float value = sums[b * BLOCK + i];
                 if (a->bias) value += a->bias[row + i];
+                if (a->scales) value *= a->scales[row + i];
                 out[i] = a->add ? out[i] + value : value;
             }
         }

@@ -117,4 +117,35 @@ static void run_multiply(const worker *me, const multiply *a) {
     }
 }
 
+static void run_clear(const worker *me, const clear *a) {
+    range mine = share_of(me, a->width);
+    for (int64_t b = 0; b < me->step->n_rows; b++)
+        memset(at(me, a->x, b) + mine.first, 0, sizeof(float) * (size_t)(mine.end - mine.first));
+}
+
+static void run_add(const worker *me, const add *a) {
+    range mine = share_of(me, a->width);
+    for (int64_t b = 0; b < me->step->n_rows; b++) {
+        float *x = at(me, a->x, b);
+        const float *by = at(me, a->by, b), *gate = at(me, a->gate, b);
+        float scale = (float)a->scale * (gate ? sigmoid_f32(broadcast_f32(*gate))[0] : 1.0f);
+        for (int64_t i = mine.first; i < mine.end; i += LANES) {
+            int64_t left = mine.end - i;
+            store_upto(x + i, load_upto(x + i, left) + scale * load_upto(by + i, left), left);
+        }
+    }
+}
+
+static void run_cap(const worker *me, const cap *a) {
+    range mine = share_of(me, a->width);
+    float most = (float)a->cap;
+    for (int64_t b = 0; b < me->step->n_rows; b++) {
+        float *x = at(me, a->x, b);
+        for (int64_t i = mine.first; i < mine.end; i += LANES) {
+            int64_t left = mine.end - i;
+            store_upto(x + i, most * activate(TANH, load_upto(x + i, left) / most), left);
+        }
+    }
+}
+
 #endif

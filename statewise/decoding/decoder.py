@@ -29,7 +29,8 @@ class Decoder:
     """``logits, state = decoder(tokens, state)``: one token of each row, as the model in evaluation mode reads it.
 
     weights: "float32", "bfloat16", "int8" or "int4", the precision of all matrices (embedding, head, projections,
-             MLPs); by default as the model has them. Small tensors stay in float32, and so do activations and states.
+             MLPs, experts); by default as the model has them. Small tensors stay in float32, and so do activations,
+             states, and the maps that choose among experts.
              A model that :func:`statewise.load` opened with ``keep_quantised`` keeps the whole numbers of its file, and
              ``decoder.weights`` is "stored".
              The result is that of :func:`dequantised` with the same weights, to the rounding of float32. In int8 and
@@ -42,7 +43,7 @@ class Decoder:
 
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once, for all rows together: n_bytes / (memory bandwidth), however many tokens came
-             before, if each mixer's state is bounded.
+             before, if each mixer's state is bounded. Of a mixture of experts those are read that a row has chosen.
     Numerics: the same bits on any number of threads, and for each way of reading the weights, which the first steps
              try (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
     Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not
@@ -81,7 +82,7 @@ class Decoder:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the packed weights with their scales, which each step reads."""
+        """Memory of the packed weights with their scales, which each step reads, but for experts that no row chose."""
         return self._n_bytes
 
     def initial_state(self, batch: int) -> LanguageModelState:
@@ -200,7 +201,7 @@ def dequantised(model: LanguageModel, weights: str, *, group: int | None = None)
     with torch.no_grad():
         for weight in matrices(changed):
             if weights in LARGEST:
-                weight.copy_(quantise(weight, weights, group).weight())
+                weight.flatten(0, -2).copy_(quantise(weight.flatten(0, -2), weights, group).weight())
             elif weights == "bfloat16":
                 weight.copy_(weight.bfloat16())
     return changed

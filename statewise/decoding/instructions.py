@@ -22,6 +22,8 @@ from statewise.decoding.operands import (
     NormKind,
     Place,
     Real,
+    RouterKind,
+    Routes,
     Slot,
     doubles,
     floats,
@@ -44,10 +46,11 @@ class Embed(Instruction):
 
 
 class Linear(Instruction):
-    """output = W input + bias, or output += it. A thread does its share of the rows of W."""
+    """output = scales (W input + bias), or output += it. A thread does its share of the rows of W."""
 
     weight: Matrix
     bias: Annotated[Tensor, floats("weight.n_rows")] | None
+    scales: Annotated[Tensor, floats("weight.n_rows")] | None
     input: Place
     rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
@@ -127,6 +130,88 @@ class Multiply(Instruction):
     width: Count
     x: Place
     by: Place
+
+
+class Clear(Instruction):
+    """x = 0"""
+
+    width: Count
+    x: Place
+
+
+class Add(Instruction):
+    """x += scale by, times the sigmoid of one number of each token if there is a gate."""
+
+    width: Count
+    scale: Real
+    x: Place
+    by: Place
+    gate: Place | None
+
+
+class Cap(Instruction):
+    """x = cap tanh(x / cap)"""
+
+    width: Count
+    cap: Real
+    x: Place
+
+
+class Route(Instruction):
+    """Chooses the experts of each token by their scores, and sorts the tokens by expert. Every thread does it all.
+
+    The largest of ``asked`` are chosen, of the best groups alone, a group's score being the sum of its two best.
+    """
+
+    kind: RouterKind
+    n_groups: Count
+    n_groups_active: Count
+    normalize: Flag  # by the sum of the chosen experts' weights
+    smallest: Real  # added to that
+    scale: Real
+    bias: Annotated[Tensor, floats("routes.n_experts")] | None  # added to the weights where experts are chosen
+    scores: Place
+    every: Place  # local, n_experts wide: all weights
+    asked: Place  # local, n_experts wide
+    groups: Place  # local, n_groups wide
+    chosen: Place  # local, twice n_active wide
+    routes: Routes
+
+
+class ExpertsIn(Instruction):
+    """For each pair output = f(W input), or f(W input) (V input) if gated, with the maps of the pair's expert.
+
+    The pairs' outputs lie one behind the other. Threads share the blocks of all experts that are read, each once.
+    """
+
+    weight: Matrix  # of one expert, behind which those of the others lie: if gated, W and V in turns of BLOCK rows
+    d_hidden: Count
+    kind: ActivationKind
+    gated: Flag
+    input: Place
+    rounded: Place | None  # local: the input in integers, if the weight is
+    gathered: Place  # local: the inputs of one expert, as wide as one of the two above
+    output: Place
+    stride: Count  # of a pair's output, in floats
+    sums: Place  # local, twice BLOCK wide
+    routes: Routes
+
+
+class ExpertsOut(Instruction):
+    """output = the sum over a token's pairs of weight W input, or output += it, in the order of the experts.
+
+    A thread does its share of the rows of each expert's W, which it reads once.
+    """
+
+    weight: Matrix  # of one expert, behind which those of the others lie
+    input: Place
+    stride: Count  # of a pair's input, in floats
+    rounded: Place | None  # local: the inputs in integers, if the weight is
+    rounded_stride: Count
+    output: Place
+    add: Flag
+    sums: Place  # local, BLOCK wide
+    routes: Routes
 
 
 class Advance(Instruction):

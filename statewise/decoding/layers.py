@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from statewise.decoding.instructions import AddRow, Embed
-from statewise.decoding.mixers import MIXERS
+from statewise.decoding.experts import emit_moe
+from statewise.decoding.instructions import AddRow, Cap, Embed
+from statewise.decoding.mixers import MIXERS, mixer_refusal
+from statewise.decoding.mixers.shared_transformer import token_embedding
 from statewise.decoding.operands import LOGITS, Place, Slot
-from statewise.decoding.parts import emit_mlp, emit_norm, emit_scale
+from statewise.decoding.parts import emit_add, emit_affine, emit_cleared, emit_mlp, emit_norm, emit_scale
 from statewise.decoding.program import Program
 from statewise.decoding.refused import block_refusal, model_refusal
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.no_mixer import NoMixer
 from statewise.models.block import Block
 from statewise.models.language_model import LanguageModel
-from statewise.models.mlp import MLP
+from statewise.models.moe import MoE
 
 
 def layer_refusal(block: Block) -> str | None:
@@ -23,11 +25,7 @@ def layer_refusal(block: Block) -> str | None:
     reason = block_refusal(block.config)
     if reason is not None or isinstance(block.mixer, NoMixer):
         return reason
-    emitter = MIXERS.get(type(block.mixer))
-    if emitter is None:
-        names = ", ".join(mixer.__name__ for mixer in MIXERS)
-        return f"is a {type(block.mixer).__name__}, and there is a step for {names}"
-    return emitter.refusal(block.mixer)
+    return mixer_refusal(block.mixer)
 
 
 def parts_refusal(model: LanguageModel) -> str | None:
@@ -76,6 +74,9 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
         table = model.positions.weight[model.positions.offset :]
         program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
     emit_scale(program, (config.embedding_scale if positions is None else 1.0) / stream, x, d_model)
+    if any(block.mixer.reads_embedding for block in model.blocks):
+        embedding = token_embedding(program, d_model)
+        emit_affine(program, x, embedding, d_model, torch.full((d_model,), stream), wait=True)
     states = [_emit_block(program, block, x, stream) for block in model.blocks]
     n_body = len(program)
     if model.norm is not None:
@@ -86,35 +87,70 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
         program.linear(model.embedding_out.weight, None, x, narrow, wait=True)
         x = narrow
     program.linear(model.head.weight, model.head.bias, x, Place(LOGITS), wait=False)
+    if model.head.cap is not None:  # a thread's share of the logits is what it has made
+        program.emit(Cap(width=config.vocab_size, cap=float(model.head.cap), x=Place(LOGITS)))
     return states, n_body, positions
 
 
 def _emit_block(program: Program, block: Block, x: Place, stream: float) -> StateTable:
-    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums; or the MLP of x before the mixer; with
-    ``stream`` times x in place of x, and the branches as many times as large."""
-    post = block.config.placement == "post"
-    local = program.buffer("normed", block.d_model, local=True)
+    """x += mixer(norm(x)), then the MLP alike; or with the norms after the sums, or after the branches; or the MLP of x
+    before the mixer; with ``stream`` times x in place of x, and the branches as many times as large."""
     state: StateTable = RecurrentState(program, n_leaves=0)
     beside = None
     if block.config.placement == "parallel" and block.mlp_norm is not None:
-        beside = program.buffer("beside", block.d_model, local=True)
-    if block.mixer_norm is not None:
-        read = x if post else emit_norm(program, block.mixer_norm, x, local, stream=stream)
+        beside = program.buffer("beside_normed", block.d_model, local=True)
+    if not isinstance(block.mixer, NoMixer):
+        branch = _Branch(program, block, block.mixer_norm, x, stream)
+        read = branch.enter()
         if beside is not None and block.mlp_norm is not None:
             emit_norm(program, block.mlp_norm, x, beside, stream=stream)
-        state = MIXERS[type(block.mixer)].emit(program, block.mixer, read, x)
-        if post:
-            emit_norm(program, block.mixer_norm, x, x, wait=True)
-    if block.mlp is not None and block.mlp_norm is not None:
-        assert isinstance(block.mlp, MLP)  # or refused
-        read = beside or (x if post else emit_norm(program, block.mlp_norm, x, local, stream=stream))
-        emit_mlp(program, block.mlp, read, x)
-        if post:
-            emit_norm(program, block.mlp_norm, x, x, wait=True)
+        state = MIXERS[type(block.mixer)].emit(program, block.mixer, read, branch.residual)
+        branch.leave()
+    if block.mlp is not None:
+        branch = _Branch(program, block, block.mlp_norm, x, stream)
+        read = beside or branch.enter()
+        emit = emit_moe if isinstance(block.mlp, MoE) else emit_mlp
+        emit(program, block.mlp, read, branch.residual)  # type: ignore[arg-type]
+        branch.leave()
     return state
 
 
+class _Branch:
+    """What a branch reads of the residual stream, and how it joins it."""
+
+    def __init__(self, program: Program, block: Block, norm: nn.Module | None, x: Place, stream: float) -> None:
+        self.program, self.placement, self.width = program, block.config.placement, block.d_model
+        self.norm, self.x, self.stream, self.residual = norm, x, stream, x
+
+    def enter(self) -> Place:
+        local = self.program.buffer("normed", self.width, local=True)
+        if self.placement == "after":
+            self.residual = emit_cleared(self.program, "branch", self.width)
+        if self.norm is not None and self.placement in ("pre", "parallel"):
+            return emit_norm(self.program, self.norm, self.x, local, stream=self.stream)  # type: ignore[arg-type]
+        if self.stream == 1.0:
+            return self.x
+        emit_affine(self.program, self.x, local, self.width, torch.full((self.width,), self.stream))
+        return local
+
+    def leave(self) -> None:
+        if self.placement == "post":
+            emit_norm(self.program, self.norm, self.x, self.x, wait=True)  # type: ignore[arg-type]
+        elif self.placement == "after":
+            local = self.program.buffer("normed", self.width, local=True)
+            emit_norm(self.program, self.norm, self.residual, local)  # type: ignore[arg-type]
+            emit_add(self.program, self.x, local, self.width)
+
+
 def matrices(model: LanguageModel) -> list[Tensor]:
-    """The weights that are packed, each once: those of embedding, head, projections and MLPs."""
-    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    return list({id(weight): weight for weight in (model.embedding.weight, *linear)}.values())
+    """The weights that are packed, each once: those of embedding, head, projections and MLPs, and of experts, which
+    have a third axis in front. What chooses among experts, and gates them, stays in float32."""
+    found: list[Tensor] = [model.embedding.weight]
+    routers: set[nn.Module | None] = set()
+    for module in model.modules():
+        if isinstance(module, MoE):
+            found += [module.experts.in_proj, module.experts.out_proj]
+            routers |= {module.router.map, module.shared_gate}
+        elif isinstance(module, nn.Linear) and module not in routers:  # a module comes before those that it holds
+            found.append(module.weight)
+    return list({id(weight): weight for weight in found}.values())

@@ -91,6 +91,14 @@ class DecayKind(IntEnum):
     LOGISTIC = 2
 
 
+class RouterKind(IntEnum):
+    """An expert's weight: its part of the softmax of all scores, or of the chosen experts' alone, or its sigmoid."""
+
+    SOFTMAX_OF_ALL = 0
+    SOFTMAX_OF_CHOSEN = 1
+    SIGMOID_OF_EACH = 2
+
+
 # -- structs -----------------------------------------------------------------------------------------------------------
 class Buffer(NamedTuple):
     """One row of floats for each sequence. Offset and width in floats of one sequence; local: one for each thread."""
@@ -125,6 +133,20 @@ class Matrix(NamedTuple):
     n_columns: Count
     group: Count  # of columns that share a scale
     wide: Flag
+
+
+class Routes(NamedTuple):
+    """Which tokens each expert reads, of all tokens of a step together. Places of local buffers.
+
+    A pair is a token and one of the experts that it has chosen; pairs are in the order of the experts, and those of an
+    expert in that of the tokens.
+    """
+
+    n_experts: Count
+    n_active: Count  # of each token
+    weights: Place  # n_active wide: of each pair
+    tokens: Place  # alike, as whole numbers: whose pair it is
+    begins: Place  # n_experts + 1 wide: where each expert's pairs begin, and how many pairs there are
 
 
 class History(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,7 +70,8 @@ class Packed:
 
 
 def packed_bytes(n_rows: int, n_columns: int, precision: str) -> int:
-    """The memory of a matrix that is packed with the default group, before it is there."""
+    """The memory of a matrix that is packed with the default group, before it is there: of one expert's, if there are
+    several."""
     n_rows = -(-n_rows // BLOCK) * BLOCK
     if precision not in LARGEST:
         return n_rows * n_columns * (4 if precision == "float32" else 2)
@@ -153,6 +154,37 @@ def pack(weight: Tensor, precision: str, group: int | None = None) -> Packed:
         return Packed(_in_blocks(numbers), _in_blocks(quantised.scales), precision, n_rows, n_columns, quantised.group)
     data = _in_blocks(weight.detach().to(torch.float32 if precision == "float32" else torch.bfloat16))
     return Packed(data, None, precision, n_rows, n_columns, group or n_columns)
+
+
+def pack_experts(weight: Tensor, precision: str, group: int | None = None, *, turns: int = 1) -> Packed:
+    """The matrices of all experts, (experts, rows, columns), one behind the other, each from a block on; n_rows
+    is that of one.
+
+    turns: parts that each expert's rows are in, of which blocks lie in turns: 2 for gates and the values beside them
+    """
+    n_experts, n_rows, n_columns = weight.shape
+    in_blocks = -(-n_rows // turns // BLOCK) * BLOCK
+    whole: Packed | None = None
+    for number in range(n_experts):
+        parts = weight[number].detach().unflatten(0, (turns, n_rows // turns))
+        parts = torch.nn.functional.pad(parts, (0, 0, 0, in_blocks - n_rows // turns))
+        rows = parts.unflatten(1, (-1, BLOCK)).transpose(0, 1).reshape(-1, n_columns)
+        one = pack(rows, precision, group)
+        if whole is None:
+            scales = None if one.scales is None else _room(one.scales, n_experts)
+            n_rows_of_one = n_rows if turns == 1 else one.n_rows
+            whole = replace(one, data=_room(one.data, n_experts), scales=scales, n_rows=n_rows_of_one)
+        blocks = slice(number * len(one.data), (number + 1) * len(one.data))
+        whole.data[blocks] = one.data
+        if whole.scales is not None and one.scales is not None:
+            whole.scales[blocks] = one.scales
+    assert whole is not None  # there is an expert
+    return whole
+
+
+def _room(x: Tensor, n_times: int) -> Tensor:
+    """For so many of it."""
+    return in_huge_pages(x.new_zeros(n_times * len(x), *x.shape[1:]))
 
 
 def _pack_stored(weight: QuantisedTensor) -> Packed:

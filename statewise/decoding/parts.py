@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from statewise.decoding.instructions import Activation, Norm
+from statewise.decoding.instructions import Activation, Add, Clear, Norm
 from statewise.decoding.operands import ActivationKind, NormKind, Place, Slot
 from statewise.decoding.program import Program
 from statewise.decoding.recurrences import Convolution
@@ -13,6 +13,7 @@ from statewise.mixers.rms_norm import RMSNorm
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.models.batch_norm import BatchNorm
 from statewise.models.mlp import MLP
+from statewise.models.shared_transformer import Adapted
 
 
 def emit_norm(
@@ -86,16 +87,56 @@ def emit_affine(
     program.emit(instruction, wait=wait)
 
 
+def emit_map(
+    program: Program, map: nn.Linear | Adapted, x: Place, y: Place, *, scales: Tensor | None = None, wait: bool
+) -> None:
+    """y = scales map(x)"""
+    if not isinstance(map, Adapted):
+        program.linear(map.weight, map.bias, x, y, scales=scales, wait=wait)
+        return
+    rank = map.down.out_features // len(map.ups)
+    low = program.buffer("low", map.down.out_features)
+    program.linear(map.down.weight, None, x, low, wait=False)
+    program.linear(map.base.weight, map.base.bias, x, y, scales=scales, wait=True)
+    first = 0
+    for number, up in enumerate(map.ups):
+        assert isinstance(up, nn.Linear)
+        n, last = up.out_features, number == len(map.ups) - 1
+        own = None if scales is None else scales[first : first + n]
+        part = low.after(number * rank)
+        program.linear(up.weight, None, part, y.after(first), scales=own, add=True, wait=wait and last)
+        first += n
+
+
 def emit_mlp(program: Program, mlp: MLP, x: Place, residual: Place) -> None:
     """residual += mlp(x)"""
-    config = mlp.config
-    hidden = program.buffer("hidden", mlp.in_proj.out_features)
+    config, (d_model, d_hidden) = mlp.config, mlp.out_proj.weight.shape
+    hidden = program.buffer("hidden", d_hidden * (1 + config.gated))
+    into = out = None
+    if config.gate_scale != 1.0:
+        into = torch.cat([torch.full((d_hidden,), config.gate_scale), torch.ones(d_hidden * config.gated)])
+    if config.output_scale != 1.0:
+        out = torch.full((d_model,), config.output_scale)
     # Without a gate a thread's share of the activation is what it has projected
-    program.linear(mlp.in_proj.weight, mlp.in_proj.bias, x, hidden, wait=config.gated)
+    emit_map(program, mlp.in_proj, x, hidden, scales=into, wait=config.gated or isinstance(mlp.in_proj, Adapted))
     kind = ActivationKind[config.activation.upper()]
-    activation = Activation(kind=kind, width=mlp.out_proj.in_features, gated=config.gated, x=hidden)
+    activation = Activation(kind=kind, width=d_hidden, gated=config.gated, x=hidden)
     program.emit(activation, wait=True)
-    program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, wait=True)
+    program.linear(mlp.out_proj.weight, mlp.out_proj.bias, hidden, residual, add=True, scales=out, wait=True)
+
+
+def emit_cleared(program: Program, name: str, width: int) -> Place:
+    """A buffer of zeros, for what adds itself to a residual stream. Whoever adds shares the columns as is done here."""
+    x = program.buffer(name, width)
+    program.emit(Clear(width=width, x=x))
+    return x
+
+
+def emit_add(
+    program: Program, x: Place, by: Place, width: int, *, scale: float = 1.0, gate: Place | None = None
+) -> None:
+    """x += scale by, times sigmoid(gate) if there is one."""
+    program.emit(Add(width=width, scale=float(scale), x=x, by=by, gate=gate), wait=True)
 
 
 def emit_normed_output(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -47,8 +47,13 @@ class Weights:
     def pack(self, weight: Tensor, rows: slice | None = None) -> Packed:
         """rows: of the weight, which alone are meant; their numbers are those that the whole would have."""
         key = id(weight) if rows is None else (id(weight), rows.start, rows.stop)
+        some = weight if rows is None else weight[rows]
+        return self.kept(key, lambda: pack(some, self.precision, self.group))
+
+    def kept(self, key: Hashable, make: Callable[[], Packed]) -> Packed:
+        """What has been made of a weight of the model, or is made of it now. key: its ``id``, and what of it is meant"""
         if key not in self.packed:
-            self.packed[key] = pack(weight if rows is None else weight[rows], self.precision, self.group)
+            self.packed[key] = make()
         return self.packed[key]
 
 
@@ -95,23 +100,34 @@ class Program:
 
     def linear(
         self,
-        weight: Tensor,
+        weight: Tensor | Packed,
         bias: Tensor | None,
         x: Place,
         y: Place,
         *,
         add: bool = False,
+        scales: Tensor | None = None,
         wait: bool,
         rows: slice | None = None,
     ) -> None:
-        """y = W x + b, or y += W x + b. rows: of the weight, which are W; None: all."""
-        sums = self.buffer("sums", BLOCK, local=True)
-        packed = self.weights.pack(weight, rows)
-        width = packed.rounded_width
-        rounded = self.buffer("rounded", width, local=True) if width else None
-        self.emit(
-            Linear(weight=packed.matrix(), bias=bias, input=x, rounded=rounded, output=y, add=add, sums=sums), wait=wait
+        """y = scales (W x + b), or y += it. rows: of the weight, which are W; None: all."""
+        packed = self.weights.pack(weight, rows) if isinstance(weight, Tensor) else weight
+        linear = Linear(
+            weight=packed.matrix(),
+            bias=bias,
+            scales=scales,
+            input=x,
+            rounded=self.rounded(packed),
+            output=y,
+            add=add,
+            sums=self.buffer("sums", BLOCK, local=True),
         )
+        self.emit(linear, wait=wait)
+
+    def rounded(self, packed: Packed, n: int = 1) -> Place | None:
+        """Where n inputs of a matrix are rounded to, if they are."""
+        width = packed.rounded_width
+        return self.buffer("rounded", n * width, local=True) if width else None
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """The instructions and the buffers, as the C code takes them, for as long as this program lives.
@@ -134,7 +150,7 @@ class Program:
         if not (isinstance(value, kind) if issubclass(kind, IntEnum) else type(value) is kind):
             raise TypeError(f"{where} is {type(value).__name__}, expected {kind.__name__}")
         if is_struct(kind):  # made by the program or by packing, which know what they put in
-            return [0 if member is None else member for member in value]
+            return list(_flat(value))
         return list(struct.unpack("q", struct.pack("d", value))) if kind is Real else [int(value)]
 
     def _kept(self, where: str, to: Pointer, value: Any, instruction: Instruction) -> Tensor:
@@ -148,6 +164,14 @@ class Program:
             raise TypeError(f"{where} is {value.dtype}, expected {torch.float64}")
         self.kept.append(value.detach().to(DTYPES[to.to]).contiguous().clone())
         return self.kept[-1]
+
+
+def _flat(value: tuple[Any, ...]) -> Iterator[Field]:
+    for member in value:
+        if isinstance(member, tuple):
+            yield from _flat(member)
+        else:
+            yield 0 if member is None else member
 
 
 def _address(field: Field) -> int:

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
-from statewise.models.mlp import MLPConfig
 
 
 def block_refusal(block: BlockConfig) -> str | None:
     """Why a block has no step, but for what its mixer says; for behind "layers[i] "."""
-    if block.placement == "after":
-        return 'is placed "after", but the step has norms before the branches or after the sums'
     if block.branch_scale != 1.0 and block.placement == "post":
         return 'has a branch_scale and is placed "post", but the step scales the stream that norms are before'
-    if block.mlp is None:
-        return None
-    if not isinstance(block.mlp, MLPConfig):
-        return f"has a {type(block.mlp).__name__.removesuffix('Config')}, but the step has one MLP"
-    if (block.mlp.gate_scale, block.mlp.output_scale) != (1.0, 1.0):
-        return "has an MLP with scales, but the step has none"
     return None
 
 
 def model_refusal(config: LanguageModelConfig) -> str | None:
     """Why a model has no step, but for what its layers say."""
-    if config.logit_cap is not None:
-        return f"logit_cap={config.logit_cap:g}, but the step caps no logits"
     scales = {block.branch_scale for block in config.blocks}
     if len(scales) > 1 or min(scales) <= 0.0:
         return f"its layers have branch_scale {sorted(scales)}, but the step has one above 0 for all"

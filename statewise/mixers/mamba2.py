@@ -196,12 +196,16 @@ class Mamba2Direction(nn.Module):
 
     def _scaled(self, projected: Tensor) -> Tensor:
         """Each part of what ``in_proj`` gave by its number."""
+        scales = self.projection_scales()
+        return projected if scales is None else projected * scales.to(projected)
+
+    def projection_scales(self) -> Tensor | None:
+        """By which each output of ``in_proj`` is multiplied."""
         scales = self.config.projection_scales
         if scales is None:
-            return projected
+            return None
         sizes = (self.sizes[0], *self.convolved_sizes, self.sizes[2])
-        parts = [torch.full((size,), scale) for size, scale in zip(sizes, scales)]
-        return projected * torch.cat(parts).to(projected)
+        return torch.cat([torch.full((size,), scale) for size, scale in zip(sizes, scales)])
 
 
 class Mamba2(Mamba2Direction, Mixer):

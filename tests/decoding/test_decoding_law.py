@@ -149,6 +149,8 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
         options = {"norm": "layer", "max_positions": 20}
     if layers == "scaled":
         options = {"embedding_scale": 12.0, "logit_scale": 0.25, "max_positions": 20}
+    if layers == "experts":
+        options = {"logit_cap": 3.0}
     if layers == "beside":
         options = {"norm": None, "max_positions": 20, "position_offset": 2, "d_embedding": 10}
     group = 8 if precision == "int8" and layers == "hybrid" else None

@@ -20,12 +20,15 @@ from statewise.decoding.mixers.latent_attention import emit_latent_attention
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
 from statewise.decoding.mixers.mlstm import emit_mlstm
+from statewise.decoding.mixers.parallel import emit_parallel, parallel_refusal
 from statewise.decoding.mixers.rg_lru import emit_rg_lru
 from statewise.decoding.mixers.rwkv7 import emit_rwkv7
+from statewise.decoding.mixers.shared_transformer import emit_shared_transformer, shared_transformer_refusal
 from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
+from statewise.mixers.base import Mixer
 from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
 from statewise.mixers.gated_convolution import GatedConvolution
 from statewise.mixers.gated_linear_attention import GLA
@@ -35,8 +38,10 @@ from statewise.mixers.latent_attention import LatentAttention
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
 from statewise.mixers.mlstm import MLSTM
+from statewise.mixers.parallel import ParallelMixers
 from statewise.mixers.rg_lru import RGLRU
 from statewise.mixers.rwkv7 import RWKV7
+from statewise.models.shared_transformer import SharedTransformer
 
 
 class Emitter(NamedTuple):
@@ -63,5 +68,16 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         MLSTM: Emitter(emit_mlstm),
         RGLRU: Emitter(emit_rg_lru),
         LatentAttention: Emitter(emit_latent_attention),
+        ParallelMixers: Emitter(emit_parallel, parallel_refusal),
+        SharedTransformer: Emitter(emit_shared_transformer, shared_transformer_refusal),
     }
 )
+
+
+def mixer_refusal(mixer: Mixer) -> str | None:
+    """Why a mixer has no step in C, as the end of a sentence; None if it has one."""
+    emitter = MIXERS.get(type(mixer))
+    if emitter is None:
+        names = ", ".join(one.__name__ for one in MIXERS)
+        return f"is a {type(mixer).__name__}, and there is a step for {names}"
+    return emitter.refusal(mixer)

@@ -9,7 +9,7 @@ import torch
 from statewise.decoding import instructions
 from statewise.decoding.instructions import AddRow, Advance, Angles, Multiply, Norm
 from statewise.decoding.operands import ActivationKind, NormKind, Place
-from statewise.decoding.parts import emit_affine, emit_convolution
+from statewise.decoding.parts import emit_affine, emit_convolution, emit_map
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, JoinedState, RecurrentState, StateTable
 from statewise.mixers.attention import Attention
@@ -26,11 +26,11 @@ def emit_attention(program: Program, mixer: Attention, x: Place, residual: Place
         table = mixer.positions.weight
         program.emit(AddRow(width=d_model, table=table, positions=state.member("position"), x=placed))
         x = placed
-    projected = program.buffer("projected", mixer.in_proj.out_features)
+    projected = program.buffer("projected", len(mixer.in_proj.weight))
     attended = program.buffer("attended", n_heads * d_head)
     n_angles = mixer.d_rotary // 2
     angles = program.buffer("angles", 2 * n_angles, local=True)
-    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, projected, wait=True)
+    emit_map(program, mixer.in_proj, x, projected, wait=True)
     if mixer.convolution is not None and past is not None:
         emit_convolution(program, mixer.convolution, projected, past.leaf(0))
     _emit_norm(program, mixer, mixer.q_norm, projected, n_heads, wait=False)

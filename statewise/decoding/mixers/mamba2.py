@@ -14,8 +14,6 @@ from statewise.mixers.mamba2 import Mamba2
 
 def mamba2_refusal(mixer: Mamba2) -> str | None:
     heads = mixer.heads
-    if mixer.config.projection_scales is not None:
-        return "is a Mamba2 with projection_scales, but the step has none"
     if heads.values == mixer.n_heads and heads.keys == heads.queries:
         return None
     return (
@@ -31,7 +29,7 @@ def emit_mamba2(program: Program, mixer: Mamba2, x: Place, residual: Place) -> S
     values = z.after(mixer.sizes[0])
     B = values.after(mixer.convolved_sizes[0])
     C = B.after(mixer.convolved_sizes[1])
-    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, z, wait=True)
+    program.linear(mixer.in_proj.weight, mixer.in_proj.bias, x, z, scales=mixer.projection_scales(), wait=True)
     emit_convolution(program, mixer.convolution, values, state.leaf(0))
     dynamics, gate_first = mixer.dynamics, not config.norm_before_gate
     low, high = config.dt_limit
