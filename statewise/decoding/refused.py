@@ -24,6 +24,8 @@ def block_refusal(block: BlockConfig) -> str | None:
 
 def model_refusal(config: LanguageModelConfig) -> str | None:
     """Why a model has no step, but for what its layers say."""
+    if config.embedding_norm is not None:
+        return f"embedding_norm={config.embedding_norm!r}, but the step norms no embedding"
     if config.logit_cap is not None:
         return f"logit_cap={config.logit_cap:g}, but the step caps no logits"
     scales = {block.branch_scale for block in config.blocks}
