@@ -22,7 +22,7 @@ class ChannelMixConfig(MixerConfig):
 
     expand: the hidden width as a multiple of d_model
 
-    Source: Peng et al. 2025, arXiv:2503.14456, sec. 3, eq. 23.
+    Source: Peng et al. 2025, arXiv:2503.14456, its MLP; RWKV_CMix_x070 in https://github.com/BlinkDL/RWKV-LM.
     """
 
     expand: Positive = 4.0
@@ -42,8 +42,9 @@ class ChannelMix(Mixer):
              :class:`~statewise.operators.causal_convolution.ConvolutionState`
     Cost:    for each token 2 d_model^2 expand multiply-adds
     Errors:  InputError for shapes or states that do not fit.
-    Source:  Peng et al. 2025, arXiv:2503.14456, eq. 23.
+    Source:  Peng et al. 2025, arXiv:2503.14456, its MLP.
 
+    >>> import torch
     >>> mixer = ChannelMixConfig().build(d_model=16)
     >>> y, state = mixer(torch.randn(1, 5, 16), mixer.initial_state(batch=1))
     >>> y.shape, state.inputs.shape

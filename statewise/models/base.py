@@ -106,8 +106,8 @@ def build_blocks(blocks: Sequence[BlockConfig], d_model: int) -> nn.ModuleList:
     for i, block in enumerate(built):
         if block.reads_values and not any(before.mixer.gives_values for before in built[:i]):
             raise ConfigError(
-                f"layers[{i}] mixes its values with those of a layer before it, and none gives any; set value_rank=None "
-                "for the first RWKV-7 layer"
+                f"layers[{i}] mixes its values with those of a layer before it, and none gives any; set "
+                "value_rank=None for the first RWKV-7 layer"
             )
     return nn.ModuleList(built)
 
