@@ -1,6 +1,6 @@
 """RWKV-7's time mixing: a state that erases along one key and writes along another, with a decay a channel.
 
-``channel_mix`` has what stands behind it in a model."""
+``channel_mix`` is the other half of a layer of the published model."""
 
 from __future__ import annotations
 
