@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from statewise.mixers.attention import AttentionConfig as AttentionConfig
     from statewise.mixers.base import Mixer as Mixer
     from statewise.mixers.base import MixerConfig as MixerConfig
+    from statewise.mixers.channel_mix import ChannelMixConfig as ChannelMixConfig
     from statewise.mixers.cross_attention import CrossAttentionConfig as CrossAttentionConfig
     from statewise.mixers.cross_attention import LinearCrossAttentionConfig as LinearCrossAttentionConfig
     from statewise.mixers.delta_net import DeltaNetConfig as DeltaNetConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,13 @@ def sequence_language_models(place: Place) -> None:
     check(model, tokens(), lengths=torch.tensor([23, 4, 12]))
     model.gradient_checkpointing = True
     check(model, tokens())
+    check(model, tokens(), starts=some_starts(), lengths=torch.tensor([23, 4, 12]))
+
+
+@case(2)
+def sequence_layers_that_hand_on_values(place: Place) -> None:
+    first = sw.RWKV7Config(d_head=4, decay_rank=2, rate_rank=2, gate_rank=2)
+    model = language_model((first, sw.ChannelMixConfig(), replace(first, value_rank=2)), embedding_norm="layer")
     check(model, tokens(), starts=some_starts(), lengths=torch.tensor([23, 4, 12]))
 
 

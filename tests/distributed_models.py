@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -13,9 +14,11 @@ from distributed_harness import Place
 from training_runs import small_model, small_run, with_train
 
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.channel_mix import ChannelMixConfig
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
 from statewise.models.mlp import MLPConfig
@@ -28,12 +31,14 @@ from statewise.training.run_state import RunState
 from statewise.training.update import loss_function, update
 
 MAMBA2 = Mamba2Config(d_state=8, d_head=8, chunk_length=8)
+RWKV7 = RWKV7Config(d_head=8, decay_rank=4, rate_rank=4, gate_rank=4)
 ATTENTION = AttentionConfig(n_heads=4, n_kv_heads=2)
 MIXERS: dict[str, tuple[Any, ...]] = {
     "mamba": (MambaConfig(d_state=4),) * 2,
     "mamba2": (MAMBA2,) * 2,
     "s4d": (S4DConfig(d_state=8),) * 2,
     "h3": (H3Config(d_state=8, d_head=4),) * 2,
+    "rwkv7": (RWKV7, ChannelMixConfig(expand=2), replace(RWKV7, value_rank=4)),
     "hybrid": (
         BlockConfig(mixer=MAMBA2, mlp=MLPConfig(expand=2)),
         BlockConfig(mixer=ATTENTION, mlp=MLPConfig(expand=2, gated=True)),

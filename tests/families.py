@@ -358,6 +358,7 @@ MIXERS: dict[str, sw.MixerConfig] = {
     "Gated DeltaNet": sw.GatedDeltaNetConfig(n_heads=4, n_key_heads=2, d_key=3, d_value=5),
     "KDA": sw.KDAConfig(n_heads=2, d_key=5, d_value=3, rank=4),
     "RWKV-7": sw.RWKV7Config(d_head=4, decay_rank=3, rate_rank=2, gate_rank=4),
+    "channel mixing": sw.ChannelMixConfig(expand=1.5),
     "GLA": sw.GLAConfig(n_heads=2, d_value=3, rank=2),
     "mLSTM": sw.MLSTMConfig(n_heads=2, d_value=3),
     "gated convolution": sw.GatedConvolutionConfig(bias=True),

@@ -177,6 +177,8 @@ class Mixer(Freezable, Layer):
     rate: float | None = None  # how many steps of the training data one step here spans; None: it has none
     has_norm: bool = False  # True where it norms what it reads, so that its block does not
     reads_embedding: bool = False  # True where it also reads masks.embedded, what the model's embedding gave
+    gives_values: bool = False  # True where it leaves its values in masks.handed
+    reads_values: bool = False  # True where it reads those of the nearest layer before it that gives them
     takes_missing: bool = False  # True where a step that holds NaN, or that masks.observed leaves out, says nothing
 
     @abc.abstractmethod

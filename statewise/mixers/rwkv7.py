@@ -1,4 +1,6 @@
-"""RWKV-7's time mixing: a state that erases along one key and writes along another, with a decay a channel."""
+"""RWKV-7's time mixing: a state that erases along one key and writes along another, with a decay a channel.
+
+``channel_mix`` is the other half of a layer of the published model."""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.delta_layer import unit
 from statewise.mixers.projection import Linear, draw_default
-from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState
+from statewise.mixers.token_shift import between, token_shift
+from statewise.operators.causal_convolution import ConvolutionState
 from statewise.operators.delta_rule import DeltaRuleState, DiagonalPlusRankOne
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
@@ -34,9 +37,11 @@ class RWKV7State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RWKV7Config(MixerConfig):
-    """RWKV-7's time mixing with heads of ``d_head``, as the first layer of a model has it.
+    """RWKV-7's time mixing with heads of ``d_head``.
 
     decay_rank, rate_rank, gate_rank: of the small networks that give the decay w, the rate a and the gate g
+    value_rank:   of the one by which a layer mixes its values with those of the nearest layer before it that has none;
+                  None: the first layer of a model, or of a group of layers
     norm_eps:     of the norm a head, times d_head, as published
     chunk_length: steps in a chunk, without C
 
@@ -47,6 +52,7 @@ class RWKV7Config(MixerConfig):
     decay_rank: Count = 64
     rate_rank: Count = 64
     gate_rank: Count = 128
+    value_rank: Count | None = None
     norm_eps: NonNegative = 1e-5
     chunk_length: Count = 64
 
@@ -85,8 +91,9 @@ class RWKV7(Mixer):
     y = W_o (g * (GroupNorm(o) + (sum of r * rho * k) v)).
 
     x is mixed with the input before it, x_t + mu_c * (x_{t-1} - x_t), for each of c = r, w, k, v, a, g. kappa is the
-    key times xi, at length 1; the key that is written is k (1 + (a - 1) alpha). Behind the first layer RWKV-7 mixes v
-    with that of the first layer, which this layer does not see, so that it is the first layer's.
+    key times xi, at length 1; the key that is written is k (1 + (a - 1) alpha). With a value_rank v becomes
+    v + sigmoid(V_2 V_1 x + b) (v' - v), where v' are the values of the first layer; a model hands them on, and without
+    one around it the layer is a first layer itself, and v' is v.
 
     This is :class:`~statewise.operators.delta_rule.DiagonalPlusRankOne` with read = kappa and erase = a * kappa.
 
@@ -114,6 +121,9 @@ class RWKV7(Mixer):
         self.decay_net = SmallNetwork(d_model, config.decay_rank, bias=False)
         self.rate_net = SmallNetwork(d_model, config.rate_rank, bias=True)
         self.gate_net = SmallNetwork(d_model, config.gate_rank, bias=False)
+        rank = config.value_rank
+        self.value_net = None if rank is None else SmallNetwork(d_model, rank, bias=True)
+        self.gives_values, self.reads_values = rank is None, rank is not None
         self.dynamics = RWKV7Dynamics(d_model)
         self.xi, self.alpha, self.rho = (nn.Parameter(torch.empty(d_model)) for _ in range(3))
         self.norm = nn.GroupNorm(self.n_heads, d_model, eps=config.d_head * config.norm_eps)
@@ -121,7 +131,7 @@ class RWKV7(Mixer):
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """PyTorch's default for the projections, the output's scaled; the rest as published for the first layer."""
-        nets = (self.decay_net, self.rate_net, self.gate_net)
+        nets = [net for net in (self.decay_net, self.rate_net, self.gate_net, self.value_net) if net is not None]
         draw_default(self.r_proj, self.k_proj, self.v_proj, self.out_proj)
         draw_default(*(layer for net in nets for layer in (net.down, net.up)))
         place = torch.arange(self.d_model, device=self.xi.device) / self.d_model
@@ -132,32 +142,29 @@ class RWKV7(Mixer):
             self.xi.copy_(0.76 - 0.1 * place)
             self.alpha.fill_(1.02)
             self.rho.fill_(-0.04)
+            if self.value_net is not None:
+                self.value_net.up.bias.copy_(0.73 - 0.4 * (place - 0.5))
         self.dynamics.reset_parameters()
         self.norm.reset_parameters()
 
     def _like(self) -> Tensor:
         return self.r_proj.weight
 
-    @property
-    def _shift(self) -> CausalConvolution:
-        """The input before: a filter of taps 0 and 1."""
-        weight = self.r_proj.weight
-        taps = torch.arange(2, dtype=weight.dtype, device=weight.device)
-        return CausalConvolution(taps.expand(self.d_model, 2))
-
     def state_shape(self) -> RWKV7State:
         d_head = self.config.d_head
-        return RWKV7State(self._shift.state_shape(), DeltaRuleState(leaf(self.n_heads, d_head, d_head)))
+        shift = token_shift(self.d_model, self._like()).state_shape()
+        return RWKV7State(shift, DeltaRuleState(leaf(self.n_heads, d_head, d_head)))
 
     def mix(self, x: Tensor, state: RWKV7State | None, masks: Masks) -> tuple[Tensor, RWKV7State | None]:
         before, before_memory = (None, None) if state is None else state
-        last, shift = self._shift.apply(x, before, masks)
-        r, w, k, v, a, g = (torch.addcmul(x, self.mu[name].to(x.dtype), last.to(x.dtype) - x) for name in MIXES)
+        last, shift = token_shift(self.d_model, self._like()).apply(x, before, masks)
+        r, w, k, v, a, g = (between(x, last, self.mu[name]) for name in MIXES)
         log_w = self.dynamics(self.decay_net.up(self.decay_net.down(w).tanh()))
         rate = self.rate_net.up(self.rate_net.down(a)).sigmoid()
         gate = self.gate_net.up(self.gate_net.down(g).sigmoid())
         dtype = log_w.dtype
-        r, k, v, rate = (m.to(dtype) for m in (self.r_proj(r), self.k_proj(k), self.v_proj(v), rate))
+        r, k, rate = (m.to(dtype) for m in (self.r_proj(r), self.k_proj(k), rate))
+        v = self._values(v, masks, dtype)
         kappa = unit(self._heads(k * self.xi.to(dtype)), UNIT_EPS)
         k = torch.addcmul(k, k * (rate - 1), self.alpha.to(dtype))
         r, k, v, rate, log_w, rho = (self._heads(m) for m in (r, k, v, rate, log_w, self.rho.to(dtype)))
@@ -166,6 +173,19 @@ class RWKV7(Mixer):
         o = self._normed(o) + ((r * rho * k).sum(-1, keepdim=True) * v).flatten(-2)
         y = self.out_proj((o * gate.to(dtype)).to(x.dtype))
         return y, None if state is None else RWKV7State(shift, memory)
+
+    def _values(self, x: Tensor, masks: Masks, dtype: torch.dtype) -> Tensor:
+        """v of each step, mixed with the first layer's, or handed on as these."""
+        v: Tensor = self.v_proj(x).to(dtype)
+        if masks.handed is None:
+            return v
+        if self.value_net is None:
+            masks.handed.values = v
+            return v
+        if masks.handed.values is None:
+            return v
+        share = self.value_net.up(self.value_net.down(x)).to(dtype).sigmoid()
+        return torch.addcmul(v, share, masks.handed.values.to(dtype) - v)
 
     def _heads(self, m: Tensor) -> Tensor:
         return m.unflatten(-1, (self.n_heads, self.config.d_head))

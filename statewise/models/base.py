@@ -9,14 +9,15 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration import Config
-from statewise.errors import InputError
+from statewise.errors import ConfigError, InputError
 from statewise.mixers.base import Freezable
-from statewise.models.block import Block
+from statewise.models.block import Block, BlockConfig
 from statewise.models.freezing import freeze
 from statewise.models.shapes import by_number
-from statewise.operators.masks import Masks
+from statewise.operators.masks import Handed, Masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,20 @@ class Model(Freezable, abc.ABC):
         """The layers, in order, typed."""
         return cast("list[Block]", list(self.layers))
 
+    def _through(self, x: Tensor, states: Sequence[Any] | None, masks: Masks) -> tuple[Tensor, tuple[Any, ...]]:
+        """x as the layers read it one after the other, and the states behind them. states: None for none."""
+        if any(block.reads_values for block in self.blocks):
+            masks = masks._replace(handed=Handed())
+        after = []
+        for i, layer in enumerate(self.blocks):
+            state = None if states is None else states[i]
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x, state = checkpoint(layer, x, state, masks=masks, use_reentrant=False)
+            else:
+                x, state = layer(x, state, masks=masks)
+            after.append(state)
+        return x, tuple(after)
+
     def _reset_blocks(self) -> None:
         """Draws the layers' parameters again; branches into the residual stream are scaled by 1/sqrt(their number)."""
         scale = sum(block.config.n_branches for block in self.blocks) ** -0.5
@@ -80,6 +95,21 @@ class Model(Freezable, abc.ABC):
     def freeze(self) -> Self:
         """A copy for inference that shares the parameters; see :func:`statewise.models.freezing.freeze`."""
         return freeze(self)
+
+
+def build_blocks(blocks: Sequence[BlockConfig], d_model: int) -> nn.ModuleList:
+    """The layers of a model.
+
+    Errors:  ConfigError for one that reads the values of a layer before it, where none gives them.
+    """
+    built = [block.build(d_model) for block in blocks]
+    for i, block in enumerate(built):
+        if block.reads_values and not any(before.mixer.gives_values for before in built[:i]):
+            raise ConfigError(
+                f"layers[{i}] mixes its values with those of a layer before it, and none gives any; set "
+                "value_rank=None for the first RWKV-7 layer"
+            )
+    return nn.ModuleList(built)
 
 
 def advance(position: Tensor, x: Tensor, masks: Masks) -> Tensor:

@@ -110,6 +110,11 @@ class Block(Layer):
         self.mlp: MLP | MoE | None = None if config.mlp is None else config.mlp.build(d_model)
         self.dropout = build_dropout(config.dropout, tied=config.tied_dropout)
 
+    @property
+    def reads_values(self) -> bool:
+        """Whether a mixer of it reads the values of a layer before."""
+        return any(part.reads_values for part in self.mixer.parts())
+
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         for norm in (self.mixer_norm, self.mlp_norm):
             if norm is not None:

@@ -8,14 +8,13 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration.types import Count, Fraction, NonNegative, OneOf
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.base import check_weight
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
+from statewise.models.base import Model, ModelConfig, advance, build_blocks, check_device, check_layers
 from statewise.models.block import BLOCK_NORMS, NORMS, BlockConfig, Layers, apply_norm, as_block, build_any_norm
 from statewise.models.frames import check_frame_state, frames, initial_frame_state
 from statewise.models.missing import read_missing
@@ -130,7 +129,7 @@ class SequenceModel(Model, abc.ABC):
             self.embedding = Linear(config.frame_length * config.d_input, config.d_model)
         else:
             self.embedding = nn.Embedding(cast("int", config.vocab_size), config.d_model)
-        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.layers = build_blocks(config.blocks, config.d_model)
         final = config.final_norm
         self.norm = None if final is None else build_any_norm(final, config.d_model, config.norm_eps)
         self.pooling = None if config.pooling is None else build_pooling(config.pooling, config.d_model)
@@ -209,19 +208,12 @@ class SequenceModel(Model, abc.ABC):
         else:
             x, masks = read_missing(x, masks, self.blocks)
         h = self.embedding(x)
-        states: list[Any] = []
-        for i, layer in enumerate(self.blocks):
-            layer_state = None if state is None else state.layers[i]
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                h, layer_state = checkpoint(layer, h, layer_state, masks=masks, use_reentrant=False)
-            else:
-                h, layer_state = layer(h, layer_state, masks=masks)
-            states.append(layer_state)
+        h, states = self._through(h, None if state is None else state.layers, masks)
         if self.norm is not None:
             h = apply_norm(self.norm, h, masks)
         if state is None or position is None:
             return h, masks, None
-        return h, masks, SequenceState(position, tuple(states), state.pooling, waiting)
+        return h, masks, SequenceState(position, states, state.pooling, waiting)
 
     def embed(
         self,

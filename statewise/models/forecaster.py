@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration.types import AtLeastTwo, Count, Fraction, Natural, NonNegative, OneOf
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, check_device, check_layers
+from statewise.models.base import Model, build_blocks, check_device, check_layers
 from statewise.models.block import BlockConfig, Layers, as_block, build_norm
 from statewise.models.quantiles import QuantileConfig, quantile_losses, scaled_targets
 from statewise.models.running_scale import (
@@ -115,7 +114,7 @@ class Forecaster(Model):
         d_covariates = config.d_covariates + config.d_past_covariates
         d_step = config.d_target * config.n_quantiles
         self.in_proj = Linear(3 * config.d_target + d_covariates, config.d_model)
-        self.layers = nn.ModuleList(block.build(config.d_model) for block in config.blocks)
+        self.layers = build_blocks(config.blocks, config.d_model)
         self.norm = build_norm(config.norm, config.d_model, config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.head = Linear(config.d_model, config.horizon * d_step)
@@ -249,14 +248,7 @@ class Forecaster(Model):
         inputs = torch.cat([*(c.to(dtype) for c in channels), observed.to(dtype), covariates.to(dtype)], -1)
         x = self.in_proj(mask_time(inputs, masks.valid))
         masks = masks._replace(observed=observed.any(-1))
-        states: list[Any] = []
-        for i, layer in enumerate(self.blocks):
-            layer_state = before.layers[i] if before.layers else None
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(layer, x, layer_state, masks=masks, use_reentrant=False)
-            else:
-                x, layer_state = layer(x, layer_state, masks=masks)
-            states.append(layer_state)
+        x, states = self._through(x, before.layers or None, masks)
         lengths = masks.lengths
         if lengths is None:
             features = self.norm(x[:, -1])
@@ -264,7 +256,7 @@ class Forecaster(Model):
             last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
             features = self.norm(x.gather(1, last)[:, 0])
             features = torch.where((lengths > 0)[:, None], features, before.features.to(features.dtype))
-        return features.to(before.features.dtype), scaling, tuple(states)
+        return features.to(before.features.dtype), scaling, states
 
     def _check(
         self,

@@ -8,14 +8,13 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration.types import Count, Finite, Fraction, Natural, NonNegative, OneOf, Positive
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.batching import may_read, whole
 from statewise.mixers.positions import LearnedPositions, document_positions
 from statewise.mixers.projection import Linear
-from statewise.models.base import Model, ModelConfig, advance, check_device, check_layers
+from statewise.models.base import Model, ModelConfig, advance, build_blocks, check_device, check_layers
 from statewise.models.block import NORMS, BlockConfig, Layers, as_block, build_norm
 from statewise.models.head import Head
 from statewise.models.rewinding import RewindableState
@@ -44,6 +43,7 @@ class LanguageModelConfig(ModelConfig):
     d_embedding:   width of the embedding and of the head; two maps without biases lead from there to d_model, before
                    the positions are added, and back. None: d_model, and no maps
     embedding_scale: by which the embedding of a token is multiplied
+    embedding_norm: of the embedding, before positions are added; None: none
     logit_scale:   by which the logits are multiplied: the features are, before the head
     logit_cap:     the logits are cap tanh(logits / cap), behind the scale; None: as they are
     embedding_std: standard deviation of the embedding, of the positions and of these maps, at initialisation
@@ -61,6 +61,7 @@ class LanguageModelConfig(ModelConfig):
     position_offset: Natural = 0
     d_embedding: Count | None = None
     embedding_scale: Finite = 1.0
+    embedding_norm: Annotated[str, OneOf(NORMS)] | None = None
     logit_scale: Finite = 1.0
     logit_cap: Positive | None = None
 
@@ -103,11 +104,13 @@ class LanguageModel(Model):
         if config.d_embedding is not None:
             self.embedding_in = Linear(d_embedding, d_model, bias=False)
             self.embedding_out = Linear(d_model, d_embedding, bias=False)
+        norm = config.embedding_norm
+        self.embedding_norm = None if norm is None else build_norm(norm, d_model, config.norm_eps)
         self.positions = None
         if config.max_positions is not None:
             self.positions = LearnedPositions(config.max_positions, d_model, offset=config.position_offset)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(block.build(d_model) for block in config.blocks)
+        self.layers = build_blocks(config.blocks, d_model)
         share_weights(block.mixer for block in self.blocks)
         for i, block in enumerate(self.blocks):
             if not block.mixer.is_causal:
@@ -129,8 +132,9 @@ class LanguageModel(Model):
             if drawn is not None:
                 nn.init.normal_(drawn.weight, std=self.config.embedding_std)
         self._reset_blocks()
-        if self.norm is not None:
-            self.norm.reset_parameters()
+        for norm in (self.embedding_norm, self.norm):
+            if norm is not None:
+                norm.reset_parameters()
 
     def initial_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -186,14 +190,7 @@ class LanguageModel(Model):
         x = self.embedding_dropout(self._embed(tokens, state, masks))
         if any(block.mixer.reads_embedding for block in self.blocks):
             masks = masks._replace(embedded=x)
-        states: list[Any] = []
-        for i, layer in enumerate(self.blocks):
-            layer_state = None if state is None else state.layers[i]
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                x, layer_state = checkpoint(layer, x, layer_state, masks=masks, use_reentrant=False)
-            else:
-                x, layer_state = layer(x, layer_state, masks=masks)
-            states.append(layer_state)
+        x, states = self._through(x, None if state is None else state.layers, masks)
         if self.norm is not None:
             x = self.norm(x)
         if self.embedding_out is not None:
@@ -202,7 +199,7 @@ class LanguageModel(Model):
             x = x * self.config.logit_scale
         if state is None:
             return x, None
-        return x, LanguageModelState(advance(state.position, tokens, masks), tuple(states))
+        return x, LanguageModelState(advance(state.position, tokens, masks), states)
 
     def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""
@@ -211,6 +208,8 @@ class LanguageModel(Model):
             x = x * self.config.embedding_scale
         if self.embedding_in is not None:
             x = self.embedding_in(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.positions is None or tokens.numel() == 0:
             return x
         length = tokens.shape[1]

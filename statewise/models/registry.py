@@ -7,6 +7,7 @@ from typing import Any
 
 from statewise.configuration import TYPE_KEY, from_dict, to_dict
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.channel_mix import ChannelMixConfig
 from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
 from statewise.mixers.delta_net import DeltaNetConfig, GatedDeltaNetConfig
 from statewise.mixers.gated_convolution import GatedConvolutionConfig
@@ -50,6 +51,7 @@ from statewise.models.structural import StructuralForecasterConfig
 CONFIG_TYPES: dict[str, type] = {
     "AttentionConfig": AttentionConfig,
     "BlockConfig": BlockConfig,
+    "ChannelMixConfig": ChannelMixConfig,
     "CrossAttentionConfig": CrossAttentionConfig,
     "DeltaNetConfig": DeltaNetConfig,
     "ForecasterConfig": ForecasterConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,14 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
+
+
+@dataclass(eq=False)
+class Handed:
+    """What a layer leaves for the layers behind it within one call of a model: the one thing here that is written to,
+    so that a layer's call stays y, state = layer(x, state)."""
+
+    values: Tensor | None = None  # (batch, length, d_model) of RWKV-7, for the layers that mix theirs with them
 
 
 class Masks(NamedTuple):
@@ -25,6 +34,7 @@ class Masks(NamedTuple):
     lengths: Tensor | None = None  # (batch,) int64
     observed: Tensor | None = None  # (batch, length) bool
     embedded: Tensor | None = None  # (batch, length, d_model), what the model's embedding gave, for layers that read it
+    handed: Handed | None = None  # of this call, where layers read what others leave
 
 
 NO_MASKS = Masks()

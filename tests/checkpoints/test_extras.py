@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "AttentionConfig.gate": layer(mixer=sw.AttentionConfig(n_heads=2, gate=True)),
     "AttentionConfig.qk_norm": layer(mixer=sw.AttentionConfig(n_heads=2, qk_norm="head")),
     "LanguageModelConfig.embedding_scale": {"layers": (BLOCK,), "embedding_scale": 2.0},
+    "LanguageModelConfig.embedding_norm": {"layers": (BLOCK,), "embedding_norm": "layer"},
     "LanguageModelConfig.logit_scale": {"layers": (BLOCK,), "logit_scale": 2.0},
     "LanguageModelConfig.logit_cap": {"layers": (BLOCK,), "logit_cap": 30.0},
     "MLPConfig.gate_scale": layer(mlp=replace(MLP, gate_scale=2.0)),

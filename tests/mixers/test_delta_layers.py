@@ -95,6 +95,12 @@ def test_laws_of_rwkv7() -> None:
     check_mixer_laws(sw.RWKV7Config(d_head=3, decay_rank=2, rate_rank=3, gate_rank=2).build(6), length=19)
 
 
+def test_laws_of_rwkv7_behind_another() -> None:
+    torch.manual_seed(0)
+    config = sw.RWKV7Config(d_head=2, decay_rank=2, rate_rank=3, gate_rank=2, value_rank=2)
+    check_mixer_laws(config.build(6), length=19)
+
+
 def test_rwkv7_equals_the_published_equations() -> None:
     mixer: RWKV7 = drawn(sw.RWKV7Config(d_head=4, decay_rank=3, rate_rank=2, gate_rank=5), 8)
     x, d = torch.randn(2, 9, 8, dtype=D), 4

@@ -19,7 +19,7 @@ from statewise.models.moe import MoEConfig
 EXTRAS: Mapping[type, tuple[str, ...]] = {
     BlockConfig: ("branch_scale",),
     AttentionConfig: ("qk_norm", "gate"),
-    LanguageModelConfig: ("embedding_scale", "logit_scale", "logit_cap"),
+    LanguageModelConfig: ("embedding_scale", "embedding_norm", "logit_scale", "logit_cap"),
     MLPConfig: ("gate_scale", "output_scale"),
     Mamba2Config: ("n_heads", "norm", "output_bias", "projection_scales"),
     MambaConfig: ("norm_weights",),

@@ -26,7 +26,7 @@ class Format:
     read:       (their config, their tensors) -> (our config, our tensors), each of theirs used exactly once
     write:      the way back; None where nobody would read it
     keeps_wide: (a name of theirs) -> whether their programs need the tensor in float32, whatever the others are in
-    files:      what the two are called: the weights' file and the config's, as written
+    files:      what the two are called: the weights' file and the config's, as written; "" for no config
     """
 
     name: str
@@ -39,7 +39,7 @@ class Format:
 
 # The module under statewise.checkpoints.convert that holds each as FORMATS, a tuple; asked in this order: first those
 # that know their tensors by name, since a config with d_model and n_layer may be H3's as well as mamba_ssm's.
-PLACES = ("h3", "s4", "mamba_ssm", "transformers", "wrapped")
+PLACES = ("h3", "s4", "rwkv7", "mamba_ssm", "transformers", "wrapped")
 
 
 def formats() -> Iterator[Format]:

@@ -30,7 +30,8 @@ from statewise.errors import CheckpointError, ConfigError, InputError, retold
 from statewise.models.base import Model
 from statewise.models.quantised import require_plain
 
-WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "gguf")
+WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "rwkv", "fla", "gguf")
+KNOW_THEIR_OWN = ("transformers", "rwkv", "fla")  # formats that see by themselves whether they hold a model
 
 
 def save_as(
@@ -72,7 +73,7 @@ def save_as(
     tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(model).items()}
     for name, tensor in tensors.items():
         require_finite(name, tensor, f"cannot save {path}")
-    if format != "transformers":
+    if format not in KNOW_THEIR_OWN:
         with retold(CheckpointError, CheckpointError, where=f"cannot save {path}: "):
             refuse_extras(model.config, format)
     if format == "gguf":
@@ -92,7 +93,8 @@ def save_as(
         require_held(name, tensor, f"cannot save {path} as {format}")
     weights_name, config_name = chosen.files
     with write_folder(target, count_bytes(theirs), _refuse) as folder:
-        (folder / config_name).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        if config_name:
+            (folder / config_name).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         if tokenizer_json is not None:
             (folder / TOKENIZER_FILE).write_text(tokenizer_json, "utf-8")
         for name, text in published_files(tokenizer).items():

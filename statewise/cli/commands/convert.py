@@ -20,8 +20,8 @@ def convert(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="statewise, mamba_ssm, transformers, h3, s4, s4d or gguf. Default: gguf for a TARGET that is named "
-            "*.gguf, else statewise.",
+            help="statewise, mamba_ssm, transformers, h3, s4, s4d, rwkv, fla or gguf. Default: gguf for a TARGET that "
+            "is named *.gguf, else statewise.",
             show_default=False,
         ),
     ] = None,

@@ -22,7 +22,7 @@ from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
 from statewise.decoding.mixers.mlstm import emit_mlstm
 from statewise.decoding.mixers.parallel import emit_parallel, parallel_refusal
 from statewise.decoding.mixers.rg_lru import emit_rg_lru
-from statewise.decoding.mixers.rwkv7 import emit_rwkv7
+from statewise.decoding.mixers.rwkv7 import emit_rwkv7, rwkv7_refusal
 from statewise.decoding.mixers.shared_transformer import emit_shared_transformer, shared_transformer_refusal
 from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
@@ -63,7 +63,7 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         GatedDeltaNet: Emitter(emit_delta_net),
         GatedConvolution: Emitter(emit_gated_convolution),
         KDA: Emitter(emit_kda),
-        RWKV7: Emitter(emit_rwkv7),
+        RWKV7: Emitter(emit_rwkv7, rwkv7_refusal),
         GLA: Emitter(emit_gla),
         MLSTM: Emitter(emit_mlstm),
         RGLRU: Emitter(emit_rg_lru),

@@ -14,6 +14,10 @@ from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.rwkv7 import LEAST_LOG_DECAY, MIXES, RWKV7, UNIT_EPS
 
 
+def rwkv7_refusal(mixer: RWKV7) -> str | None:
+    return None if mixer.value_net is None else "mixes its values with the first layer's, but the step has only its own"
+
+
 def emit_rwkv7(program: Program, mixer: RWKV7, x: Place, residual: Place) -> StateTable:
     width, n_heads, d_head = mixer.d_model, mixer.n_heads, mixer.config.d_head
     state = RecurrentState(program, n_leaves=2)

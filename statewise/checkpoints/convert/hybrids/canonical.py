@@ -8,6 +8,7 @@ from typing import Any
 
 from statewise.configuration.base import defaults
 from statewise.mixers.attention import AttentionConfig
+from statewise.mixers.channel_mix import ChannelMixConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
 from statewise.mixers.head_widths import head_widths
 from statewise.mixers.kimi_delta_attention import KDAConfig
@@ -16,6 +17,7 @@ from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.mlstm import MLSTMConfig
 from statewise.mixers.rg_lru import RGLRUConfig
+from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.mlp import MLPConfig
@@ -31,6 +33,7 @@ SILENT: Mapping[type, tuple[str, ...]] = {
     LatentAttentionConfig: ("dropout", "weight_std"),
     MLSTMConfig: ("chunk_length",),
     RGLRUConfig: ("a_range",),
+    RWKV7Config: ("chunk_length",),
     BlockConfig: ("dropout", "tied_dropout"),
     LanguageModelConfig: ("embedding_dropout", "embedding_std"),
     MLPConfig: ("weight_std",),
@@ -115,6 +118,10 @@ def _mamba(config: MambaConfig, d_model: int) -> dict[str, Any]:
     return {"dt_rank": -(-d_model // 16) if config.dt_rank is None else config.dt_rank, "norm_eps": eps}
 
 
+def _channel_mix(config: ChannelMixConfig, d_model: int) -> dict[str, Any]:
+    return {"expand": config.hidden_width(d_model) / d_model}
+
+
 def _mlp(config: MLPConfig, d_model: int) -> dict[str, Any]:
     return {"expand": config.hidden_width(d_model) / d_model, "multiple_of": 1}
 
@@ -125,6 +132,7 @@ def _moe(config: MoEConfig, d_model: int) -> dict[str, Any]:
 
 EXPLICIT: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     AttentionConfig: _attention,
+    ChannelMixConfig: _channel_mix,
     GatedDeltaNetConfig: _delta,
     KDAConfig: _kda,
     MLSTMConfig: _mlstm,
