@@ -89,7 +89,8 @@ def _of_gguf(source: Source) -> Headers:
         config = gguf_config(file)
         with names_alone():
             stored: Mapping[str, Any] = file.tensors
-            read_entries(build_entries(config), stored, expected_shapes(config), where=str(source.weights))
+            entries = build_entries(str(file.metadata["general.architecture"]), config)
+            read_entries(entries, stored, expected_shapes(config), where=str(source.weights))
     except CheckpointError as error:
         config, reason = None, str(error)
     architecture = str(file.metadata.get("general.architecture"))

@@ -72,7 +72,7 @@ def save_as(
     tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(model).items()}
     for name, tensor in tensors.items():
         require_finite(name, tensor, f"cannot save {path}")
-    if format != "transformers":
+    if format not in ("transformers", "gguf"):  # which look for themselves
         with retold(CheckpointError, CheckpointError, where=f"cannot save {path}: "):
             refuse_extras(model.config, format)
     if format == "gguf":
