@@ -100,8 +100,9 @@ def write_model(
         try:
             return write_hybrid(config, tensors)
         except CheckpointError as reason:
-            alone = len({type(block.mixer) for block in config.blocks}) == 1 and str(error)
-            raise CheckpointError(alone or str(reason) or str(error)) from None
+            kinds = {type(block.mixer) for block in config.blocks}
+            is_plain = len(kinds) == 1 and kinds <= {MambaConfig, Mamba2Config, AttentionConfig}
+            raise error if is_plain or not str(reason) else reason from None
     return architecture, values, write_entries(build_entries(architecture, config), tensors)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import write_entries
-from statewise.checkpoints.convert.gguf_hybrids import falcon_h1, granite, lfm2, qwen
+from statewise.checkpoints.convert.gguf_hybrids import falcon_h1, granite, jamba, kimi_linear, lfm2, nemotron_h, qwen
 from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture
 from statewise.checkpoints.convert.gguf_values import Value
 from statewise.errors import CheckpointError
@@ -19,7 +19,17 @@ from statewise.models.language_model import LanguageModelConfig
 # A model that several could hold is written as the first of them.
 ARCHITECTURES: Mapping[str, Architecture] = {
     one.name: one
-    for one in (granite.ARCHITECTURE, falcon_h1.ARCHITECTURE, lfm2.ARCHITECTURE, qwen.QWEN35, qwen.QWEN3_NEXT)
+    for one in (
+        granite.ARCHITECTURE,
+        falcon_h1.ARCHITECTURE,
+        nemotron_h.DENSE,
+        nemotron_h.MOE,
+        jamba.ARCHITECTURE,
+        lfm2.ARCHITECTURE,
+        qwen.QWEN35,
+        qwen.QWEN3_NEXT,
+        kimi_linear.ARCHITECTURE,
+    )
 }
 
 

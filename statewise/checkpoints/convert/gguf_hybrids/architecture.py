@@ -101,6 +101,7 @@ class Architecture:
     read:     (the values, the shapes of the tensors, the fields so far) -> further fields
     write:    (the fields, our config) -> further keys
     fixed:    fields that are the same in all files
+    idle:     keys that say nothing about what is computed    only: keys whose value can be no other, where they are there
     final:    the name of the last norm
     second:   the name of the norm before an MLP that follows a mixer
     offset:   the weights of our norms are stored less 1
@@ -114,6 +115,8 @@ class Architecture:
     read: Callable[[Values, Shapes, Config], Mapping[str, Any]] = nothing
     write: Callable[[Config, LanguageModelConfig], Mapping[str, Value]] = nothing
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+    only: Mapping[str, Value] = field(default_factory=dict)
     final: str = "output_norm.weight"
     second: str = "ffn_norm.weight"
     offset: bool = False
@@ -131,7 +134,10 @@ class Architecture:
 
         Errors:  CheckpointError naming a key that is missing, unknown, or of a value that is not supported.
         """
-        values = Values(self.name, metadata, IDLE)
+        values = Values(self.name, metadata, (*IDLE, *self.idle, *self.only))
+        for key, wanted in self.only.items():
+            if values.has(key) and metadata[f"{self.name}.{key}"] != wanted:
+                raise values.wrong(key, f"expected {wanted!r}")
         n_layers = values.count("block_count") - values.natural("nextn_predict_layers")
         require_layers(n_layers, f"{self.name}.block_count", shapes, "blk.")
         vocabulary, tied = shapes[EMBEDDING][0], HEAD not in shapes
