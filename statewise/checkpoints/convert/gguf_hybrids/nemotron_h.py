@@ -25,6 +25,7 @@ from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.models.language_model import LanguageModelConfig
 
 WIDTH, WIDTHS, NORMALIZED = "feed_forward_length", ("attention.key_length", "attention.value_length"), "expert_weights_norm"
+EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # one or both, of the same norms
 KINDS = {"full_attention": (1, 0), "linear_attention": (0, 0), "mlp": (0, 1), "moe": (0, 1)}
 
 
@@ -40,6 +41,7 @@ def read(values: Values, shapes: Shapes, given: Config, *, wide: str) -> dict[st
     found: dict[str, Any] = {
         "layers_block_type": [other.get((n > 0, width > 0), "attention and an MLP") for n, width in zip(kv_heads, widths)],
         "num_key_value_heads": one_of(values, KV, kv_heads) if any(kv_heads) else None,
+        "layer_norm_epsilon": values.positive(EPS[0] if values.has(EPS[0]) else EPS[1]),
         "head_dim": d_head,
         "mamba_head_dim": d_inner // n_heads,
         "use_conv_bias": has(shapes, "ssm_conv1d.bias"),
@@ -58,6 +60,7 @@ def write(given: Config, config: LanguageModelConfig, *, wide: str) -> dict[str,
         WIDTH: [width * n for _, n in kinds],
         **dict.fromkeys(WIDTHS, given.get("head_dim", 0)),
         "ssm.inner_size": given.get("mamba_num_heads", 0) * given.get("mamba_head_dim", 0),
+        **dict.fromkeys(EPS, float(given["layer_norm_epsilon"])),
         "rope.scaling.finetuned": False,
     }
     if wide == "moe":
@@ -72,7 +75,6 @@ def architecture(name: str, more: Mapping[str, Key], *, wide: str) -> Architectu
         keys={
             "embedding_length": count("hidden_size"),
             "attention.head_count": count("num_attention_heads"),
-            "attention.layer_norm_rms_epsilon": number("layer_norm_epsilon"),
             "ssm.conv_kernel": count("conv_kernel"),
             "ssm.state_size": count("ssm_state_size"),
             "ssm.group_count": count("n_groups"),
@@ -81,7 +83,7 @@ def architecture(name: str, more: Mapping[str, Key], *, wide: str) -> Architectu
         },
         read=partial(read, wide=wide),
         write=partial(write, wide=wide),
-        idle=("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),  # there are no positions
+        idle=(*EPS, "rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),  # there are no positions
         only={"expert_shared_count": 1, "expert_gating_func": 2},
     )
 
