@@ -1,5 +1,8 @@
-"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2, gptneox and those of ``gguf_hybrids``, in
-the types of ``gguf_types``. The ``gguf`` package (extra ``gguf``) reads and writes it, and is imported when needed."""
+"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2, gptneox and those of ``gguf_hybrids``,
+in the types of ``gguf_types``.
+
+The ``gguf`` package (extra ``gguf``) reads and writes it, and is imported when needed.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def read_gguf(
 
     file = read_file(Path(path))
     config = gguf_config(file)
-    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in file.tensors}
+    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in model_tensors(file)}
     entries = build_entries(str(file.metadata["general.architecture"]), config)
     return config, read_entries(entries, tensors, expected_shapes(config), where=str(path))
 
@@ -87,9 +90,21 @@ def gguf_config(file: GGUF) -> LanguageModelConfig:
             f"Statewise reads {', '.join(KNOWN)}" + (f", in {', '.join(READ)}" if unread else "") + _advice(unread)
         )
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}: "):
-        config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+        config = read_config(
+            architecture, file.metadata, {name: tensor.shape for name, tensor in model_tensors(file).items()}
+        )
         expected_shapes(config)
     return config
+
+
+def model_tensors(file: GGUF) -> dict[str, StoredTensor]:
+    """Those of the model itself, by name: without the layers behind it that guess further tokens, as Qwen3.5's."""
+    prefix = file.metadata.get("general.architecture")
+    n_layers, n_further = (file.metadata.get(f"{prefix}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if prefix not in HYBRIDS or not isinstance(n_layers, int) or not isinstance(n_further, int):
+        return file.tensors
+    further = tuple(f"blk.{i}." for i in range(max(0, n_layers - n_further), min(n_layers, len(file.tensors))))
+    return {name: tensor for name, tensor in file.tensors.items() if not name.startswith(further)}
 
 
 def write_gguf(

@@ -7,7 +7,7 @@ Source:  ``conversion`` and ``src/models`` of llama.cpp; the ``gguf`` package, 0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -73,6 +73,7 @@ def A_of_log(A_log: Tensor) -> Tensor:
 
 def system(theirs: str, ours: str, shape: Sequence[int], order: Tensor | None = None, *, flat: bool = True) -> Entry:
     """shape: of theirs; order: as of :func:`rows`; flat: ours has one number a head, not one a channel and state"""
+
     def to_ours(A: Tensor) -> Tensor:
         logarithms = log_of_A(A).flatten() if flat else log_of_A(A)
         return logarithms if order is None else logarithms[order]
@@ -289,10 +290,9 @@ def mlp(config: MLPConfig, theirs: str, ours: str, d_model: int, *, suffix: str 
 def experts(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
     """All experts in a tensor each of gate, value and output."""
     names = tuple(f"{theirs}ffn_{name}_exps.weight" for name in (("gate", "up") if config.gated else ("up",)))
-    together: Callable[..., Tensor] = lambda *parts: torch.cat(parts, 1)
     table = [
         same(f"{theirs}ffn_gate_inp.weight", f"{ours}router.map.weight"),
-        Entry(names, (f"{ours}experts.in_proj",), together, lambda whole: whole.chunk(len(names), 1)),
+        Entry(names, (f"{ours}experts.in_proj",), _side_by_side, lambda whole: whole.chunk(len(names), 1)),
         same(f"{theirs}ffn_down_exps.weight", f"{ours}experts.out_proj"),
     ]
     if config.correction_bias:
@@ -306,3 +306,7 @@ def experts(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Ent
         for name, own in (("down", "latent_in"), ("up", "latent_out")):
             table += affine(f"{theirs}ffn_latent_{name}", ours + own, bias=config.latent_bias)
     return table
+
+
+def _side_by_side(*parts: Tensor) -> Tensor:
+    return torch.cat(parts, 1)

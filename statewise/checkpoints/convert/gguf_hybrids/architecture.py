@@ -1,11 +1,12 @@
-"""An architecture of llama.cpp as data: its keys by the fields of a family of ``convert.hybrids``, whose config is ours.
+"""An architecture of llama.cpp as data: its keys by the fields of a family of ``convert.hybrids``, whose config is
+ours.
 
 Reading and writing are made of the same description. What is written is read again: it is the same model, or refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +102,8 @@ class Architecture:
     read:     (the values, the shapes of the tensors, the fields so far) -> further fields
     write:    (the fields, our config) -> further keys
     fixed:    fields that are the same in all files
-    idle:     keys that say nothing about what is computed    only: keys whose value can be no other, where they are there
+    idle:     keys that say nothing about what is computed
+    only:     keys whose value can be no other, where they are there
     final:    the name of the last norm
     second:   the name of the norm before an MLP that follows a mixer
     offset:   the weights of our norms are stored less 1
@@ -195,23 +197,3 @@ class Architecture:
 
     def _table(self, part: object) -> Table:
         return ({**TABLES, **self.tables})[type(part)]
-
-
-def has(shapes: Shapes, ending: str) -> bool:
-    return any(name.endswith(ending) for name in shapes)
-
-
-def each(values: Values, key: str, given: Config) -> list[int]:
-    """A key with one number for each layer, or with one for all."""
-    return values.each(key, given["num_hidden_layers"])
-
-
-def one_of(values: Values, key: str, numbers: Sequence[int]) -> int:
-    """The one number of all layers that have any.
-
-    Errors:  CheckpointError if they have several, or none of them has.
-    """
-    found = sorted(set(numbers) - {0})
-    if len(found) != 1:
-        raise values.wrong(key, "expected one number for all layers that have any")
-    return found[0]

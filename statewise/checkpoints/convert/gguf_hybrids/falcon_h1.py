@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Folded, Shapes, count, has, number
-from statewise.checkpoints.convert.gguf_hybrids.granite import SYSTEM, system_width
+from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Folded, Shapes, count, number
+from statewise.checkpoints.convert.gguf_hybrids.common import SYSTEM, has, system_width
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba2 import Mamba2Config
@@ -86,9 +86,9 @@ def _block(block: BlockConfig, prefix: str, d_model: int, found: dict[str, Tenso
         both, ones = (replace(first, scale=None), second), (1.0, 1.0)
         mixer = ParallelMixersConfig(first=both[0], second=both[1], input_scales=ones, output_scales=ones)
     if isinstance(mlp, MLPConfig):
-        wide = [mlp.hidden_width(d_model)] * (1 + mlp.gated)
+        halves = [mlp.hidden_width(d_model)] * (1 + mlp.gated)
         for part in ("weight", "bias"):
-            _scaled(found, f"{prefix}mlp.in_proj.{part}", wide, (mlp.gate_scale, 1.0))
+            _scaled(found, f"{prefix}mlp.in_proj.{part}", halves, (mlp.gate_scale, 1.0))
             _scaled(found, f"{prefix}mlp.out_proj.{part}", None, (mlp.output_scale,))
         mlp = replace(mlp, gate_scale=1.0, output_scale=1.0)
     return replace(block, mixer=mixer, mlp=mlp)

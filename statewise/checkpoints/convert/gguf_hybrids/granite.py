@@ -10,38 +10,22 @@ from functools import partial
 from typing import Any
 
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Shapes, count, each, has, number, one_of
+from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Shapes, count, number
+from statewise.checkpoints.convert.gguf_hybrids.common import (
+    KV,
+    SYSTEM,
+    attention_width,
+    each,
+    has,
+    one_of,
+    system_width,
+)
 from statewise.checkpoints.convert.gguf_layers import attention
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.language_model import LanguageModelConfig
 
-SYSTEM = {
-    "ssm.conv_kernel": count("mamba_d_conv"),
-    "ssm.state_size": count("mamba_d_state"),
-    "ssm.group_count": count("mamba_n_groups"),
-    "ssm.time_step_rank": count("mamba_n_heads"),
-}
-KV, EXPERTS, TURNED = "attention.head_count_kv", "expert_count", "rope.scaling.finetuned"
-
-
-def system_width(values: Values, given: Config) -> dict[str, Any]:
-    """The width of a head, from that of all."""
-    n_heads, d_inner = given["mamba_n_heads"], values.count("ssm.inner_size")
-    if d_inner % n_heads:
-        raise values.wrong("ssm.inner_size", f"expected a multiple of ssm.time_step_rank, {n_heads}")
-    return {"mamba_d_head": d_inner // n_heads}
-
-
-def attention_width(values: Values, given: Config, *, width: int | None = None) -> int:
-    """The width of a head of attention; rope.dimension_count, where it is said, is that."""
-    n_heads, d_model = given["num_attention_heads"], given["hidden_size"]
-    if width is None and d_model % n_heads:
-        raise values.wrong("attention.head_count", f"expected a divisor of embedding_length, {d_model}")
-    found = d_model // n_heads if width is None else width
-    if values.count("rope.dimension_count", found) != found:
-        raise values.wrong("rope.dimension_count", f"expected the width of a head, {found}")
-    return found
+EXPERTS, TURNED = "expert_count", "rope.scaling.finetuned"
 
 
 def read(values: Values, shapes: Shapes, given: Config) -> dict[str, Any]:

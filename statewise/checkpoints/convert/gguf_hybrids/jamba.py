@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Shapes, count, each, has, number, one_of
-from statewise.checkpoints.convert.gguf_hybrids.granite import KV
+from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Shapes, count, number
+from statewise.checkpoints.convert.gguf_hybrids.common import KV, each, has, one_of
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.checkpoints.convert.hybrids.jamba import kinds, kinds_back
 from statewise.errors import CheckpointError

@@ -10,21 +10,16 @@ from functools import partial
 from typing import Any
 
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.gguf_hybrids.architecture import (
-    Architecture,
-    Key,
-    Shapes,
-    count,
-    each,
-    has,
-    number,
-    one_of,
-)
-from statewise.checkpoints.convert.gguf_hybrids.granite import KV
+from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Key, Shapes, count, number
+from statewise.checkpoints.convert.gguf_hybrids.common import KV, each, has, one_of
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.models.language_model import LanguageModelConfig
 
-WIDTH, WIDTHS, NORMALIZED = "feed_forward_length", ("attention.key_length", "attention.value_length"), "expert_weights_norm"
+WIDTH, WIDTHS, NORMALIZED = (
+    "feed_forward_length",
+    ("attention.key_length", "attention.value_length"),
+    "expert_weights_norm",
+)
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # one or both, of the same norms
 KINDS = {"full_attention": (1, 0), "linear_attention": (0, 0), "mlp": (0, 1), "moe": (0, 1)}
 
@@ -37,9 +32,10 @@ def read(values: Values, shapes: Shapes, given: Config, *, wide: str) -> dict[st
     d_head = values.count(WIDTHS[0])
     if values.count(WIDTHS[1], d_head) != d_head:
         raise values.wrong(WIDTHS[1], f"expected {WIDTHS[0]}, {d_head}")
+    kinds = zip((n > 0 for n in kv_heads), (n > 0 for n in widths))
     other = {(1, 0): "full_attention", (0, 0): "linear_attention", (0, 1): wide}
     found: dict[str, Any] = {
-        "layers_block_type": [other.get((n > 0, width > 0), "attention and an MLP") for n, width in zip(kv_heads, widths)],
+        "layers_block_type": [other.get(kind, "attention and an MLP") for kind in kinds],
         "num_key_value_heads": one_of(values, KV, kv_heads) if any(kv_heads) else None,
         "layer_norm_epsilon": values.positive(EPS[0] if values.has(EPS[0]) else EPS[1]),
         "head_dim": d_head,
@@ -58,7 +54,8 @@ def write(given: Config, config: LanguageModelConfig, *, wide: str) -> dict[str,
     values: dict[str, Value] = {
         KV: [given.get("num_key_value_heads", 0) * n for n, _ in kinds],
         WIDTH: [width * n for _, n in kinds],
-        **dict.fromkeys(WIDTHS, given.get("head_dim", 0)),
+        WIDTHS[0]: given.get("head_dim", 0),
+        WIDTHS[1]: given.get("head_dim", 0),
         "ssm.inner_size": given.get("mamba_num_heads", 0) * given.get("mamba_head_dim", 0),
         **dict.fromkeys(EPS, float(given["layer_norm_epsilon"])),
         "rope.scaling.finetuned": False,

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Key, Shapes, count, each, number
+from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Key, Shapes, count, number
+from statewise.checkpoints.convert.gguf_hybrids.common import each
 from statewise.checkpoints.convert.gguf_layers import attention, delta
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.mixers.attention import AttentionConfig
