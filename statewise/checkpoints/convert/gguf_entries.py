@@ -100,8 +100,8 @@ def write_model(
         try:
             return write_hybrid(config, tensors)
         except CheckpointError as reason:
-            kinds = {type(block.mixer) for block in config.blocks}
-            is_plain = len(kinds) == 1 and kinds <= {MambaConfig, Mamba2Config, AttentionConfig}
+            kinds = {type(block.mixer) for block in config.blocks if block.mixer is not None}
+            is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config, AttentionConfig}
             raise error if is_plain or not str(reason) else reason from None
     return architecture, values, write_entries(build_entries(architecture, config), tensors)
 

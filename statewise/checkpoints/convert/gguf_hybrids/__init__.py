@@ -48,7 +48,7 @@ def write(
             theirs = write_entries(one.entries(folded), ours)
             one.require_same(folded, values, {name: tuple(tensor.shape) for name, tensor in theirs.items()})
         except CheckpointError as error:
-            reasons.append(str(error))
+            reasons.append(f"as {one.name}: {error}")
         else:
             return one.name, values, theirs
     raise CheckpointError("; ".join(reason for reason in reasons if "has no layer of" not in reason))
