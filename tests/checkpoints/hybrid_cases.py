@@ -232,3 +232,32 @@ CHECKS = {
 def check_all(case: Case, folder: Path) -> None:
     for check in CHECKS.values():
         check(case, folder)
+
+
+@torch.no_grad()
+def theirs_on_cpu(case: Case, folder: Path, n_tokens: int = 8) -> set[str]:
+    """In which runs that library's greedy tokens are those of its own whole rows: "cached", and "padded" on the left.
+    A run that it refuses is none of them."""
+    path, prompt, short = saved(case, folder), ids(1, 9), ids(1, 4, seed=3)
+    whole, cached = reference(path), transformers.AutoModelForCausalLM.from_pretrained(path, **EAGER).eval()
+    options = {"do_sample": False, "max_new_tokens": n_tokens, "pad_token_id": 0}
+    both = torch.cat([prompt, torch.cat([torch.zeros(1, 5, dtype=torch.long), short], 1)])
+    seen = torch.tensor([[1] * 9, [0] * 5 + [1] * 4])
+    runs = {"cached": (prompt, torch.ones_like(prompt)), "padded": (both, seen)}
+    found = set()
+    for name, (rows, mask) in runs.items():
+        try:
+            made = cached.generate(rows, attention_mask=mask, **options)
+        except Exception:  # whatever it raises where it cannot
+            continue
+        alone = (row[-n:][None] for row, n in zip(made, (mask.sum(1) + n_tokens).tolist()))
+        if all(_greedy(whole, row, n_tokens) for row in alone):
+            found.add(name)
+    return found
+
+
+def _greedy(model: Any, row: Tensor, n_tokens: int) -> bool:
+    """Whether each of the last tokens is the one that a whole run puts first, or as near as rounding."""
+    logits = model(row).logits[0, -n_tokens - 1 : -1]
+    lost = logits.amax(-1) - logits.gather(1, row[0, -n_tokens:, None])[:, 0]
+    return bool((lost < 1e-4 * logits.abs().max()).all())

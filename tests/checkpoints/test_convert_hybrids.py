@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("transformers")
 import torch
-from hybrid_cases import CHECKS, Case, loaded, saved
+from hybrid_cases import CHECKS, Case, loaded, saved, theirs_on_cpu
+from hybrid_models import MODELS as HYBRIDS
 from safetensors.torch import load_file
 from test_convert_delta import MODELS as DELTA
 from test_convert_griffin import MODELS as GRIFFIN
@@ -19,6 +20,8 @@ from test_convert_lfm2 import MODELS as LFM2
 
 import statewise as sw
 from statewise.checkpoints.convert import load_layer, save_as
+from statewise.checkpoints.convert.gguf_entries import write_model
+from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.decoding import refusal
 from statewise.errors import CheckpointError
 
@@ -166,6 +169,19 @@ ROWS = {  # of the table in docs/checkpoints.md: the cases that it speaks of
     "`recurrent_gemma`": tuple(name for name in GRIFFIN if name.startswith("recurrent")),
     "`xlstm`": tuple(name for name in GRIFFIN if name.startswith("xlstm")),
 }
+GGUF = {  # by the models of test_gguf_hybrids
+    "`granitemoehybrid`, with experts (Granite 4)": "granitehybrid, experts",
+    "`granitemoehybrid`, dense": "granitehybrid",
+    "`falcon_h1`": "falcon-h1",
+    "`nemotron_h`, with experts": "nemotron_h_moe",
+    "`nemotron_h`, without": "nemotron_h",
+    "`jamba`, with experts": "jamba",
+    "`jamba`, dense": "jamba, dense",
+    "`lfm2`": "lfm2",
+    "`qwen3_next`, with experts": "qwen3next",
+    "`qwen3_5_text`, and the language model inside `qwen3_5`": "qwen35",
+    "`kimi_linear`": "kimi-linear",
+}
 EVERY: dict[str, Case] = MODELS | DELTA | GRIFFIN | LFM2  # those of other files are checked there
 
 
@@ -181,15 +197,26 @@ def table() -> dict[str, list[str]]:
 @pytest.mark.parametrize("row", ROWS)
 def test_the_table_of_the_page(row: str, folder: Path) -> None:
     """Read and written are what the checks above show; a step in C is asked for."""
-    read, written, step = table()[row]
+    read, written, step, llama_cpp, theirs = table()[row]
     assert (read, written) == ("yes", "yes")
     for name in ROWS[row]:
         assert (refusal(sw.load(saved(EVERY[name], folder))) is None) == (step == "yes"), name
+    does = set.intersection(*(theirs_on_cpu(EVERY[name], folder) for name in ROWS[row]))
+    assert theirs == ", ".join(["whole rows", *sorted(does)])
+    if row in GGUF:  # whose tests have llama.cpp go on with the same tokens
+        assert llama_cpp.strip("`") == GGUF[row].partition(",")[0]
+        return
+    assert llama_cpp == "no"
+    for name in ROWS[row]:
+        with pytest.raises(CheckpointError):
+            write_model((model := loaded(saved(EVERY[name], folder))).config, stored_tensors(model))
 
 
 def test_the_table_of_the_page_is_whole() -> None:
     assert table().keys() == ROWS.keys()
     assert {name for names in ROWS.values() for name in names} == EVERY.keys()
+    assert set(GGUF.values()) <= HYBRIDS.keys()
+    assert {name.partition(",")[0] for name in GGUF.values()} == {name.partition(",")[0] for name in HYBRIDS}
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if not name.startswith("zamba")])

@@ -28,8 +28,7 @@ _last: weakref.ref[LanguageModel] | None = None  # the model whose files are in 
 class LlamaCpp:
     """A model of llama.cpp that reads tokens from rest, greedily going on where asked to.
 
-    Errors:  Missing without llama-cpp-python, or for a model that GGUF has no form for: Mamba, Mamba-2, GPT-2
-             and GPT-NeoX have one.
+    Errors:  Missing without llama-cpp-python, or for a model that GGUF has no form for.
     """
 
     def __init__(self, model: LanguageModel, weights: str, n_threads: int, context_length: int) -> None:

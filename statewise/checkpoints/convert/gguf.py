@@ -1,5 +1,8 @@
-"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2 and gptneox, in the types of
-``gguf_types``. The ``gguf`` package (extra ``gguf``) reads and writes it, and is imported when needed."""
+"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2, gptneox and those of ``gguf_hybrids``,
+in the types of ``gguf_types``.
+
+The ``gguf`` package (extra ``gguf``) reads and writes it, and is imported when needed.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import read_entries, write_entries
+from statewise.checkpoints.convert.entries import read_entries
 from statewise.checkpoints.convert.gguf_conventions import read_files
 from statewise.checkpoints.convert.gguf_decoders import DECODERS
 from statewise.checkpoints.convert.gguf_entries import (
     ARCHITECTURES,
     EMBEDDING,
+    HYBRIDS,
     build_entries,
     read_config,
-    write_config,
+    write_model,
 )
 from statewise.checkpoints.convert.gguf_tokenizer import TOKENS, read_tokenizer, write_tokenizer
 from statewise.checkpoints.convert.gguf_types import NUMBERS, QUANTISATIONS, READ, WRITTEN
@@ -34,23 +38,24 @@ from statewise.models.language_model import LanguageModelConfig
 if TYPE_CHECKING:
     from statewise.checkpoints.convert.gguf_file import GGUF, StoredTensor
 
-KNOWN = (*ARCHITECTURES, *DECODERS)
+KNOWN = (*ARCHITECTURES, *DECODERS, *HYBRIDS)
 TYPE_OF = {torch.float32: "F32", torch.float16: "F16"}
 QUANTISATION_VERSION = 2  # of the layout of the blocks, as the package and llama.cpp number it
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
-FLOAT32 = ("position_embd.weight", "ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
+FLOAT32: tuple[str, ...] = ("position_embd.weight", "ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
+FLOAT32 += ("shortconv.conv.weight", "ffn_gate_inp.weight", *(f"ssm_conv1d_{letter}.weight" for letter in "qkv"))
 
 
 def read_gguf(
     path: str | os.PathLike[str], *, keep_quantised: bool = False
 ) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
-    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, GPT-2 or GPT-NeoX.
+    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, GPT-2, GPT-NeoX or a hybrid.
 
     The tensors are float32, whatever the file has them in: a file mixes types, and float32 holds each exactly, but
     for F64, which is rounded. Only A_log = log(-ssm_a) is computed, in float64.
 
     keep_quantised: matrices in integers become a ``QuantisedTensor`` each, in the memory that they have in the file.
-             What has to be computed from one, as A_log is, is plain.
+             What has to be computed from one, as A_log is, is plain, and so are experts, which lie in one tensor.
 
     Cost:    one pass over the file; the tensors in memory once.
     Errors:  CheckpointError for a file that is not GGUF, or is damaged; for an architecture or a quantisation that is
@@ -60,8 +65,9 @@ def read_gguf(
 
     file = read_file(Path(path))
     config = gguf_config(file)
-    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in file.tensors}
-    return config, read_entries(build_entries(config), tensors, expected_shapes(config), where=str(path))
+    tensors = {name: file.read(name, keep_quantised=keep_quantised) for name in model_tensors(file)}
+    entries = build_entries(str(file.metadata["general.architecture"]), config)
+    return config, read_entries(entries, tensors, expected_shapes(config), where=str(path))
 
 
 def gguf_config(file: GGUF) -> LanguageModelConfig:
@@ -84,9 +90,21 @@ def gguf_config(file: GGUF) -> LanguageModelConfig:
             f"Statewise reads {', '.join(KNOWN)}" + (f", in {', '.join(READ)}" if unread else "") + _advice(unread)
         )
     with retold(CheckpointError, CheckpointError, ConfigError, where=f"{path}: "):
-        config = read_config(architecture, file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+        config = read_config(
+            architecture, file.metadata, {name: tensor.shape for name, tensor in model_tensors(file).items()}
+        )
         expected_shapes(config)
     return config
+
+
+def model_tensors(file: GGUF) -> dict[str, StoredTensor]:
+    """Those of the model itself, by name: without the layers behind it that guess further tokens, as Qwen3.5's."""
+    prefix = file.metadata.get("general.architecture")
+    n_layers, n_further = (file.metadata.get(f"{prefix}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if prefix not in HYBRIDS or not isinstance(n_layers, int) or not isinstance(n_further, int):
+        return file.tensors
+    further = tuple(f"blk.{i}." for i in range(max(0, n_layers - n_further), min(n_layers, len(file.tensors))))
+    return {name: tensor for name, tensor in file.tensors.items() if not name.startswith(further)}
 
 
 def write_gguf(
@@ -118,12 +136,11 @@ def write_gguf(
     if type is not None and (type not in WRITTEN or dtype is not None):
         given = f"type={type!r}" + (f" and dtype={dtype}" if dtype else "")
         raise InputError(f"{given} cannot be written in a GGUF file; use one of {', '.join(WRITTEN)} alone")
-    architecture, values = write_config(config)
-    theirs = write_entries(build_entries(config), tensors)
+    architecture, values, theirs = write_model(config, tensors)
     if type is None:
         type = TYPE_OF[dtype or (torch.float16 if theirs[EMBEDDING].dtype == torch.float16 else torch.float32)]
     if tokenizer is None:
-        values[f"{architecture}.vocab_size"] = config.vocab_size
+        values = values | {f"{architecture}.vocab_size": config.vocab_size}
     metadata: dict[str, Value] = {
         "general.architecture": architecture,
         "general.file_type": WRITTEN[type],

@@ -1,6 +1,7 @@
 """What GGUF's architectures "mamba" and "mamba2" say of a model, and which of their tensors is which of ours.
 
-``gguf_decoders`` has "gpt2" and "gptneox"; the functions here take all of them.
+``gguf_decoders`` has "gpt2" and "gptneox", ``gguf_hybrids`` those of several kinds of layers; the functions here take
+all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, reshaped, same
+from statewise.checkpoints.convert.entries import Entry, same, write_entries
+from statewise.checkpoints.convert.extras import refuse_extras
 from statewise.checkpoints.convert.fields import require_layers
 from statewise.checkpoints.convert.gguf_decoders import (
     DECODERS,
@@ -20,6 +22,9 @@ from statewise.checkpoints.convert.gguf_decoders import (
     read_decoder,
     write_decoder,
 )
+from statewise.checkpoints.convert.gguf_hybrids import ARCHITECTURES as HYBRIDS
+from statewise.checkpoints.convert.gguf_hybrids import write as write_hybrid
+from statewise.checkpoints.convert.gguf_layers import mamba, mamba2
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
@@ -46,6 +51,8 @@ def read_config(
         raise CheckpointError(f"the tensor {EMBEDDING} is missing")
     if len(shapes[EMBEDDING]) != 2:
         raise CheckpointError(f"{EMBEDDING} has shape {shapes[EMBEDDING]}, expected (vocabulary, width)")
+    if architecture in HYBRIDS:
+        return HYBRIDS[architecture].config(metadata, shapes)
     if architecture in DECODERS:
         return read_decoder(architecture, metadata, shapes)
     values = Values(architecture, metadata, IDLE)
@@ -77,6 +84,26 @@ def read_config(
         norm_eps=eps,
         tie_embeddings="output.weight" not in shapes,
     )
+
+
+def write_model(
+    config: LanguageModelConfig, tensors: Mapping[str, Tensor]
+) -> tuple[str, dict[str, Value], dict[str, Tensor]]:
+    """The architecture, its values, and its tensors.
+
+    Errors:  CheckpointError naming what GGUF, or llama.cpp, has no form for.
+    """
+    try:
+        refuse_extras(config, "gguf")
+        architecture, values = write_config(config)
+    except CheckpointError as error:
+        try:
+            return write_hybrid(config, tensors)
+        except CheckpointError as reason:
+            kinds = {type(block.mixer) for block in config.blocks if block.mixer is not None}
+            is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config, AttentionConfig}
+            raise error if is_plain or not str(reason) else reason from None
+    return architecture, values, write_entries(build_entries(architecture, config), tensors)
 
 
 def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
@@ -111,75 +138,24 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     return architecture, {f"{architecture}.{key}": value for key, value in values.items()}
 
 
-def build_entries(config: LanguageModelConfig) -> list[Entry]:
-    """The table of a model that :func:`read_config` gave or :func:`write_config` took."""
-    if isinstance(config.blocks[0].mixer, AttentionConfig):
+def build_entries(architecture: str, config: LanguageModelConfig) -> list[Entry]:
+    """The table of a model that :func:`read_config` gave or :func:`write_model` took."""
+    if architecture in HYBRIDS:
+        return HYBRIDS[architecture].entries(config)
+    if architecture in DECODERS:
         return decoder_table(config)
     entries = [same(EMBEDDING, "embedding.weight"), same("output_norm.weight", "norm.weight")]
     if not config.tie_embeddings:
         entries.append(same("output.weight", "head.weight"))
     for i, block in enumerate(config.blocks):
         theirs, ours = f"blk.{i}.", f"layers.{i}.mixer."
-        assert isinstance(block.mixer, (MambaConfig, Mamba2Config))
-        d_inner = block.mixer.expand * config.d_model
-        is_mamba2 = isinstance(block.mixer, Mamba2Config)
-        n_rows = d_inner // block.mixer.d_head if isinstance(block.mixer, Mamba2Config) else d_inner
-        column: dict[str, Any] = {"theirs_shape": (n_rows, 1) if is_mamba2 else (n_rows,), "ours_shape": (n_rows,)}
-        entries += [
-            same(f"{theirs}attn_norm.weight", f"layers.{i}.mixer_norm.weight"),
-            same(f"{theirs}ssm_in.weight", f"{ours}in_proj.weight"),
-            same(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight"),
-            Entry((f"{theirs}ssm_conv1d.weight",), (f"{ours}convolution.weight",), _reversed, _reversed),
-            same(f"{theirs}ssm_conv1d.bias", f"{ours}convolution.bias"),
-            same(f"{theirs}ssm_dt.bias", f"{ours}dynamics.dt_bias"),
-            reshaped(f"{theirs}ssm_d", f"{ours}dynamics.D", **column),
-        ]
+        entries.append(same(f"{theirs}attn_norm.weight", f"layers.{i}.mixer_norm.weight"))
         if isinstance(block.mixer, Mamba2Config):
-            groups = (block.mixer.n_groups, d_inner // block.mixer.n_groups)
-            shape: dict[str, Any] = {"theirs_shape": groups, "ours_shape": (d_inner,), "drops_ones": True}
-            norm = reshaped(f"{theirs}ssm_norm.weight", f"{ours}norm.weight", **shape)
-            table = Entry((f"{theirs}ssm_a",), (f"{ours}dynamics.A_log",), lambda A: log_of_A(A).flatten(), _column)
-            entries += [norm, table]
+            entries += mamba2(block.mixer, theirs, ours, config.d_model)
         else:
-            entries += [
-                same(f"{theirs}ssm_x.weight", f"{ours}x_proj.weight"),
-                same(f"{theirs}ssm_dt.weight", f"{ours}dt_proj.weight"),
-                Entry((f"{theirs}ssm_a",), (f"{ours}dynamics.A_log",), log_of_A, A_of_log),
-            ]
+            assert isinstance(block.mixer, MambaConfig)
+            entries += mamba(block.mixer, theirs, ours, config.d_model)
     return entries
-
-
-def log_of_A(A: Tensor) -> Tensor:
-    """A_log = log(-A), in float32.
-
-    Errors:  CheckpointError where A is not below 0.
-    """
-    if not bool((A < 0).all()):
-        raise CheckpointError("ssm_a has values of 0 or more, so -ssm_a has no logarithm")
-    return (-A).double().log().float()
-
-
-def A_of_log(A_log: Tensor) -> Tensor:
-    """A = -exp(A_log), in float32.
-
-    Errors:  CheckpointError where float32 has no such A but 0 or an infinity.
-    """
-    A = -A_log.double().exp().float()
-    if not bool(((A < 0) & A.isfinite()).all()):
-        raise CheckpointError(
-            f"A = -exp(A_log) is 0 or infinite in float32 where A_log is {A_log.min():.4g} or {A_log.max():.4g}; "
-            "GGUF stores A itself, so use another format"
-        )
-    return A
-
-
-def _column(A_log: Tensor) -> Tensor:
-    return A_of_log(A_log)[:, None]
-
-
-def _reversed(taps: Tensor) -> Tensor:
-    """Theirs are oldest first, ours newest first."""
-    return taps.flip(-1)
 
 
 def _sizes(mixer: MixerConfig | None, d_model: int) -> dict[str, Value]:

@@ -46,6 +46,24 @@ class Values:
             raise self.wrong(key, "expected true or false")
         return found
 
+    def has(self, key: str) -> bool:
+        return self.prefix + key in self.metadata
+
+    def natural(self, key: str) -> int:
+        """0 if it is not there."""
+        found = self._of(key) if self.has(key) else 0
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise self.wrong(key, "expected an integer of at least 0")
+        return found
+
+    def each(self, key: str, n_layers: int) -> list[int]:
+        """Integers of at least 0, or flags, one for each layer; one alone is that of all."""
+        found = self._of(key)
+        listed = found if isinstance(found, list) else [found] * n_layers
+        if len(listed) < n_layers or not all(isinstance(one, int) and one >= 0 for one in listed):
+            raise self.wrong(key, f"expected an integer, or one for each of {n_layers} layers")
+        return [int(one) for one in listed[:n_layers]]
+
     def wrong(self, key: str, expected: str) -> CheckpointError:
         return CheckpointError(f"{self.prefix}{key}={shown(repr(self.metadata[self.prefix + key]))}; {expected}")
 

@@ -78,7 +78,7 @@ def read_headers(path: Path) -> Headers:
 
 
 def _of_gguf(source: Source) -> Headers:
-    from statewise.checkpoints.convert.gguf import build_entries, gguf_config
+    from statewise.checkpoints.convert.gguf import build_entries, gguf_config, model_tensors
     from statewise.checkpoints.convert.gguf_file import read_file
 
     file = read_file(source.weights)
@@ -88,8 +88,9 @@ def _of_gguf(source: Source) -> Headers:
     try:
         config = gguf_config(file)
         with names_alone():
-            stored: Mapping[str, Any] = file.tensors
-            read_entries(build_entries(config), stored, expected_shapes(config), where=str(source.weights))
+            stored: Mapping[str, Any] = model_tensors(file)
+            entries = build_entries(str(file.metadata["general.architecture"]), config)
+            read_entries(entries, stored, expected_shapes(config), where=str(source.weights))
     except CheckpointError as error:
         config, reason = None, str(error)
     architecture = str(file.metadata.get("general.architecture"))

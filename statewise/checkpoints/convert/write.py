@@ -31,7 +31,7 @@ from statewise.models.base import Model
 from statewise.models.quantised import require_plain
 
 WRITTEN = ("mamba_ssm", "transformers", "h3", "s4", "s4d", "rwkv", "fla", "gguf")
-KNOW_THEIR_OWN = ("transformers", "rwkv", "fla")  # formats that see by themselves whether they hold a model
+KNOW_THEIR_OWN = ("transformers", "rwkv", "fla", "gguf")  # formats that see by themselves whether they hold a model
 
 
 def save_as(
