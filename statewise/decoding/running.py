@@ -148,8 +148,8 @@ class Running:
 def checked_step(
     tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, batch: int, vocab_size: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """What a step of one token of each row is given: ids (batch,) int64, active rows (None: all), and rows that restart,
-    (batch,) bool.
+    """What a step of one token of each row is given: ids (batch,) int64, active rows (None: all), and rows that
+    restart, (batch,) bool.
 
     Errors:  InputError for shapes, lengths and ids that do not fit.
     """

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder
 from statewise.errors import InputError
 from statewise.generation.ahead import reading_ahead

@@ -97,9 +97,7 @@ def behind_one(
     )
 
 
-def read_again(
-    model: LanguageModel, reading: Reading, written: list[list[int]], document_token: int | None
-) -> Reading:
+def read_again(model: LanguageModel, reading: Reading, written: list[list[int]], document_token: int | None) -> Reading:
     """What the model knows behind a Reading and the tokens written since, of each step those of all rows; -1 is none.
 
     document_token: if it begins a new document

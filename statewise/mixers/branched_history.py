@@ -58,8 +58,8 @@ class BranchedHistory(StandIn):
     keys, values: (b * n, capacity, n_kv_heads, d_head), the tails
     start, end, position: (b * n,) int64, as in an ``AttentionState``, in the slots of the row's prefix
 
-    Cost:    of a call O(history) for each row, of memory O(b * n) tokens of one layer's scores; where beams have parted,
-             also a copy of the tails, for the call
+    Cost:    of a call O(history) for each row, and memory for one layer's scores; where beams have parted, also a copy
+             of the tails, for the call. In exact mode everything is copied for the call.
     """
 
     prefix: AttentionState

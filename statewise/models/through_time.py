@@ -54,8 +54,8 @@ def through_time(
     run = _Run(read, device, max(kept, 2), around)
     gradient = _back(run, 0, n_pieces, _detached(state), None)
     _restore(run.generators, device)
-    assert run.total is not None
-    return run.total, run.after, gradient
+    total = torch.zeros((), device=device) if run.total is None else run.total
+    return total, run.after, gradient
 
 
 def _back(run: _Run, begin: int, end: int, state: Any, gradient: Any) -> Any:

@@ -138,6 +138,9 @@ class Ranks:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
+    def gather(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sums the gradients of all ranks' parts, where no backward pass has done so."""
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Over all parameters, on whatever rank they are."""
         return get_total_norm(gradients)

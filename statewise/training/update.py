@@ -45,13 +45,15 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     set_learning_rate(state.optimizer, lr)
     ranks, total = state.ranks, torch.zeros((), device=state.device)
     for number in range(config.accumulation):
-        if config.pieces > 1:
-            total += _in_pieces(state, number, loss_of)
+        if config.pieces > 1:  # ranks gather what each has summed up, once; DDP would at every piece
+            total += _in_pieces(state, number, loss_of if ranks.size == 1 else eager)
             continue
         with ranks.gathering(last=number == config.accumulation - 1):
             loss = _share_of_loss(state, number, loss_of)
             ranks.backward(loss)
         total += loss.detach()
+    if config.pieces > 1:
+        ranks.gather(state.parameters)
     norm = ranks.norm(_gradients(state))
     total_value, norm_value = ranks.numbers(total, norm)
     if not (math.isfinite(total_value) and math.isfinite(norm_value)):
@@ -107,15 +109,16 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
     """As :func:`_share_of_loss`, with its gradients: those of whole sequences, read piece by piece."""
     config, task = state.config, state.task
     batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
+    n_targets = max(task.n_targets(batch), 1)
+    batch, of_rank = state.ranks.part_of(task, batch)
     before = state.carried
     if before is None:
         before = state.model.initial_state(len(batch.inputs), device=state.device)
-    n_targets = max(task.n_targets(batch), 1)
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
         piece = task.piece(batch, number, config.pieces)
         if piece.targets.shape == batch.targets.shape:  # of whole rows: what the last piece answers
-            share = 1.0 if number == config.pieces - 1 else 0.0
+            share = (1.0 if of_rank is None else of_rank) if number == config.pieces - 1 else 0.0
         else:
             share = task.n_targets(piece) / n_targets
         piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)

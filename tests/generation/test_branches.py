@@ -174,6 +174,6 @@ def test_errors() -> None:
         decoder.branches(state, 2).step(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(InputError, match="outside the vocabulary"):
         decoder.branches(state, 2).step(torch.tensor([0, VOCABULARY]))
+    branches = ModelBranches(model, state, 2)
     with pytest.raises(InputError, match="one token at a time, not 2"):
-        branches = ModelBranches(model, state, 2)
         model(torch.zeros(2, 2, dtype=torch.int64), branches._state)

@@ -225,6 +225,14 @@ class SeveralRanks(Ranks):
         """DDP and FSDP take the mean over the parts; the loss is a sum of theirs."""
         (loss * self.layout.n_parts).backward()
 
+    def gather(self, parameters: Sequence[nn.Parameter]) -> None:
+        """A rank whose rows have no target has no gradient, and takes part with zeros."""
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        parted.sum_over(gradients, self.layout.parts.get_group())
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         return parted.total_norm(gradients)
 
