@@ -59,7 +59,8 @@ class Search:
         n_ids = sums.shape[1]
         most = min((1 + max(1, len(ends))) * self.beams, sums.numel())  # so many that enough of them go on
         best = sums.flatten().topk(most)
-        parents, going_on = [], []
+        parents: list[int] = []
+        going_on: list[tuple[float, list[int], list[float]]] = []
         for place, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
             parent, token = divmod(index, n_ids)
             tokens, own = self.running[parent]

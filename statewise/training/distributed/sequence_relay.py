@@ -154,7 +154,8 @@ class Relay(StandIn):
         """y, after the state behind this piece has been handed on."""
         leaves = self._check(state, "it ends as")
         if self.line.is_last and self.after is None:
-            asks = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in pytree.tree_leaves(self.given))
+            given = [leaf for leaf in pytree.tree_leaves(self.given) if isinstance(leaf, Tensor)]
+            asks = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given)
             self.after = state if asks else pytree.tree_map(torch.Tensor.detach, state)
         if torch.is_grad_enabled():
             return _End.apply(_anchor(y), y, self, *leaves)
