@@ -15,9 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from distributed_cases_sequence import close, summed
 from distributed_harness import Place, case
-from distributed_models import MIXERS, a_run, parallel, require_close, steps, together
+from distributed_models import MIXERS, a_run, parallel, require_close, single, steps, together
 from torch import Tensor
-from training_runs import train_config
+from training_runs import train_config, with_train
 
 import statewise as sw
 from statewise.data.memory_tasks import MemoryDataConfig
@@ -92,6 +92,23 @@ def sequence_training_beside_fsdp_gathers_whole_layers(place: Place) -> None:
     together(place, a_regressor("batch"), sequence=2, data="fsdp")
 
 
+@case(2, 4)
+def sequence_training_in_pieces(place: Place) -> None:
+    """Ranks share each piece of a row: the steps are those of one process that reads whole rows."""
+    n = place.size // (1 + (place.size == 4))  # on four, two ranks have half of the rows each
+    for mixers, options in (("mamba2", {}), ("s4d", {"carry_state": True, "accumulation": 2})):
+        run = a_run(place, mixers, **options)
+        found, _ = steps(place, parallel(with_train(run, pieces=4), sequence=n), SeveralRanks())
+        require_close(found, single(place, run))
+    copying = MemoryDataConfig(task="copying", length=20, n_copied=4, n_train=16, n_validation=4, n_test=4)
+    layers = (sw.Mamba2Config(d_state=8, d_head=8, chunk_length=8), S4DConfig(d_state=8))
+    classifier = SequenceClassifierConfig(vocab_size=10, n_classes=8, d_model=16, layers=layers, pooling=None)
+    answers = RunConfig(model=classifier, data=copying, train=train_config(steps=8, batch_size=4, lr=1e-2))
+    for run in (a_regressor(), answers):
+        found, _ = steps(place, parallel(with_train(run, pieces=2), sequence=n), SeveralRanks())
+        require_close(found, single(place, run))
+
+
 def a_regressor(norm: str = "layer", **how: Any) -> RunConfig:
     data = MemoryDataConfig(task="adding", length=32, n_train=16, n_validation=4, n_test=4)
     layers = (sw.BlockConfig(mixer=S4DConfig(d_state=8), norm=norm),) * 2
@@ -106,7 +123,11 @@ def sequence_training_refuses(place: Place) -> None:
     windows = (sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=4, window=6)),) * 2
     carried = a_run(place, carry_state=True)
     carried = replace(carried, model=replace(carried.model, layers=windows))
+    cut = with_train(carried, carry_state=False, pieces=2)
+    again = with_train(a_run(place, gradient_checkpointing=True), pieces=2)
     for run, message in (
+        (cut, r"train.pieces=2 and train.parallel.sequence=2: a layer of attention"),
+        (again, r"train.pieces=2, train.gradient_checkpointing=true and train.parallel.sequence=2: layers"),
         (norm, r"train.gradient_checkpointing=true and train.parallel.sequence=2: batch norm"),
         (carried, r"train.carry_state=true and train.parallel.sequence=2: a layer of attention"),
     ):

@@ -6,17 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from distributed_harness import Place, case
-from distributed_models import MAMBA2, a_run, parallel, steps, together
-from training_runs import train_config
+from distributed_models import MAMBA2, a_run, parallel, require_close, single, steps, together
+from training_runs import train_config, with_train
 
 from statewise.data.base import DataConfig
 from statewise.data.labelled import LabelledDataConfig
 from statewise.data.memory_tasks import MemoryDataConfig
 from statewise.data.series import SeriesDataConfig
 from statewise.data.synthetic_languages import MultiQueryRecallConfig
+from statewise.errors import ConfigError
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
@@ -110,6 +112,28 @@ def layers_computed_again(place: Place) -> None:
     run = a_run(place, "hybrid", gradient_checkpointing=True)
     for how in ({"data": "ddp"}, {"data": "fsdp"}, {"tensor": 2}):
         together(place, run, **how)
+
+
+@case(2)
+def sequences_in_pieces_beside_ddp(place: Place) -> None:
+    """The steps are those of one process that reads whole sequences."""
+    for options in ({}, {"carry_state": True, "accumulation": 2}):
+        run = a_run(place, "mamba2" if options else "hybrid", **options)
+        found, _ = steps(place, parallel(with_train(run, pieces=4), data="ddp"), SeveralRanks())
+        require_close(found, single(place, run))
+    with pytest.raises(ConfigError, match=r"train.pieces=4 with train.parallel.data=fsdp would gather every layer"):
+        steps(place, parallel(with_train(run, pieces=4), data="fsdp"), SeveralRanks())
+
+
+@case(2)
+def rows_in_pieces_beside_ddp(place: Place) -> None:
+    """Whose one answer is the last piece's; or that have answers at their end, so that a piece has none."""
+    model = SequenceClassifierConfig(n_classes=2, d_input=2, d_model=8, layers=(MAMBA2,), pooling="mean")
+    copying = MemoryDataConfig(task="copying", length=24, n_copied=4, n_train=64, n_validation=8, n_test=8)
+    each = SequenceClassifierConfig(n_classes=8, vocab_size=10, d_model=8, layers=(MAMBA2,), pooling=None)
+    for run in (task_run(model, ragged(place)), task_run(each, copying)):
+        found, _ = steps(place, parallel(with_train(run, pieces=2), data="ddp"), SeveralRanks())
+        require_close(found, single(place, run))
 
 
 @case(2)

@@ -4,6 +4,10 @@
  * the queries, appends key and value to the history, and then walks over the keys from the window's first to the new
  * one in runs of KEYS, with the sum of the exponentials and the weighted values relative to the largest score so far.
  * A thread does whole heads of keys, each with the queries that share it.
+ *
+ * Rows that continue one prefix share its keys and values, and those that they wrote before they parted. Where a slot
+ * lies does not change what is summed in which order: a row's numbers are those that it has with copies of them, bit for
+ * bit.
  */
 #ifndef STATEWISE_DECODE_ATTENTION_H
 #define STATEWISE_DECODE_ATTENTION_H
@@ -45,9 +49,32 @@ INLINE float product(const float *a, const float *b, int64_t n) {
     return sum_f32(sum);
 }
 
-/* out = softmax(scale q . keys) values over the slots first .. end */
-static void attend(const float *q, const float *keys, const float *values, int64_t stride, int64_t first, int64_t end,
-                   int64_t d_key, int64_t d_value, float scale, float *weighted, float *out) {
+/* A row of a history whose prefix others share, and the offset of the head of keys. */
+typedef struct {
+    const history *past;
+    int64_t row, border, head;
+} branch;
+
+/* Where the slot lies, among keys and values; `stride` floats after the slot before it, if that is on the same side. */
+static void find_slot(const branch *of, int64_t slot, int64_t stride, const float **key, const float **value) {
+    const history *past = of->past;
+    if (slot < of->border) {
+        int64_t row = past->prefix_row[of->row], offset = slot * stride + of->head;
+        *key = past->prefix_keys + row * past->prefix_key_stride + offset;
+        *value = past->prefix_values + row * past->prefix_value_stride + offset;
+    } else {
+        int64_t i = slot - of->border, row = past->source[of->row * past->source_stride + i];
+        *key = past->keys + row * past->key_stride + i * stride + of->head;
+        *value = past->values + row * past->value_stride + i * stride + of->head;
+    }
+}
+
+/* out = softmax(scale q . keys) values over the slots first .. end; of: NULL where they lie one after the other */
+INLINE void attend(const float *q, const float *keys, const float *values, int64_t stride, int64_t first, int64_t end,
+                   int64_t d_key, int64_t d_value, float scale, float *weighted, float *out, const branch *of) {
+    const float *key_at[KEYS], *value_at[KEYS];
+#define KEY_AT(j) (of ? key_at[j] : keys + (begin + (j)) * stride)
+#define VALUE_AT(j) (of ? value_at[j] : values + (begin + (j)) * stride)
     float largest = -INFINITY, total = 0;
     memset(weighted, 0, sizeof(float) * (size_t)d_value);
     for (int64_t begin = first; begin < end; begin += KEYS) {
@@ -55,8 +82,9 @@ static void attend(const float *q, const float *keys, const float *values, int64
         float scores[KEYS];
         float most = largest;
         for (int64_t j = 0; j < KEYS; j++) scores[j] = -INFINITY;
+        for (int64_t j = 0; of && j < n; j++) find_slot(of, begin + j, stride, key_at + j, value_at + j);
         for (int64_t j = 0; j < n; j++) {
-            scores[j] = product(q, keys + (begin + j) * stride, d_key) * scale;
+            scores[j] = product(q, KEY_AT(j), d_key) * scale;
             if (scores[j] > most) most = scores[j];
         }
         float kept = largest == -INFINITY ? 0.0f : exp2_f32(broadcast_f32(largest - most))[0];
@@ -70,12 +98,14 @@ static void attend(const float *q, const float *keys, const float *values, int64
         for (int64_t i = 0; i < d_value; i += LANES) {
             int64_t left = d_value - i;
             vf32 sum = load_upto(weighted + i, left) * kept;
-            for (int64_t j = 0; j < n; j++) sum += load_upto(values + (begin + j) * stride + i, left) * scores[j];
+            for (int64_t j = 0; j < n; j++) sum += load_upto(VALUE_AT(j) + i, left) * scores[j];
             store_upto(weighted + i, sum, left);
         }
         largest = most;
     }
     for (int64_t i = 0; i < d_value; i++) out[i] = weighted[i] / total;
+#undef KEY_AT
+#undef VALUE_AT
 }
 
 static void run_attention(const worker *me, const attention *a) {
@@ -89,6 +119,7 @@ static void run_attention(const worker *me, const attention *a) {
         int64_t b = step->begins[sequence], row = step->rows[b];
         float *keys = past->keys + row * past->key_stride + group * d_head;
         float *values = past->values + row * past->value_stride + group * d_head;
+        branch of = {past, row, past->source ? past->border[row] : 0, group * d_head};
         int64_t start = past->start[row];
         for (int64_t end = past->end[row]; b < step->begins[sequence + 1]; b++, end++) {
             float *qkv = at(me, a->qkv, b), *out = at(me, a->output, b);
@@ -97,13 +128,16 @@ static void run_attention(const worker *me, const attention *a) {
             if (step->restarts[b]) start = end;
             int64_t first = a->window && start < end + 1 - a->window ? end + 1 - a->window : start;
             rotate_head(key, angle, a->n_angles);
-            memcpy(keys + end * stride, key, sizeof(float) * (size_t)d_head);
-            memcpy(values + end * stride, value, sizeof(float) * (size_t)d_head);
+            memcpy(keys + (end - of.border) * stride, key, sizeof(float) * (size_t)d_head);
+            memcpy(values + (end - of.border) * stride, value, sizeof(float) * (size_t)d_head);
             for (int64_t head = group * shared; head < (group + 1) * shared; head++) {
                 float *q = qkv + head * d_head;
                 rotate_head(q, angle, a->n_angles);
-                attend(q, keys, values, stride, first, end + 1, d_head, d_head, scale, weighted,
-                       out + head * d_head);
+                float *to = out + head * d_head;
+                if (past->source)
+                    attend(q, NULL, NULL, stride, first, end + 1, d_head, d_head, scale, weighted, to, &of);
+                else
+                    attend(q, keys, values, stride, first, end + 1, d_head, d_head, scale, weighted, to, NULL);
             }
         }
     }

@@ -15,7 +15,8 @@ static void run_append_latent(const worker *me, const append_latent *a) {
     int64_t n = step->n_sequences, stride = a->rank + a->d_shared;
     for (int64_t sequence = n * me->thread / me->n_threads; sequence < n * (me->thread + 1) / me->n_threads; sequence++) {
         int64_t b = step->begins[sequence], row = step->rows[b];
-        float *to = past->keys + row * past->key_stride + past->end[row] * stride;
+        int64_t slot = past->end[row] - (past->source ? past->border[row] : 0);
+        float *to = past->keys + row * past->key_stride + slot * stride;
         for (; b < step->begins[sequence + 1]; b++, to += stride) {
             memcpy(to, at(me, a->latent, b), sizeof(float) * (size_t)a->rank);
             memcpy(to + a->rank, at(me, a->shared, b), sizeof(float) * (size_t)a->d_shared);
@@ -28,16 +29,23 @@ static void run_latent_attention(const worker *me, const latent_attention *a) {
     const history *past = history_of(step, a->history);
     int64_t width = a->rank + a->d_shared, d_query = a->d_key + a->d_shared, n_items = step->n_sequences * a->n_heads;
     float scale = (float)a->scale, *q = at(me, a->scratch, 0), *weighted = q + width;
+    history both = *past; /* the values are the first numbers of the keys */
+    both.values = both.keys, both.value_stride = both.key_stride;
+    both.prefix_values = both.prefix_keys, both.prefix_value_stride = both.prefix_key_stride;
     for (int64_t item = n_items * me->thread / me->n_threads; item < n_items * (me->thread + 1) / me->n_threads; item++) {
         int64_t sequence = item / a->n_heads, head = item % a->n_heads;
         int64_t b = step->begins[sequence], row = step->rows[b], start = past->start[row];
         const float *keys = past->keys + row * past->key_stride;
+        branch of = {&both, row, past->source ? past->border[row] : 0, 0};
         for (int64_t end = past->end[row]; b < step->begins[sequence + 1]; b++, end++) {
             if (step->restarts[b]) start = end;
             memcpy(q, at(me, a->absorbed, b) + head * a->rank, sizeof(float) * (size_t)a->rank);
             memcpy(q + a->rank, at(me, a->query, b) + head * d_query + a->d_key, sizeof(float) * (size_t)a->d_shared);
-            attend(q, keys, keys, width, start, end + 1, width, a->rank, scale, weighted,
-                   at(me, a->output, b) + head * a->rank);
+            float *to = at(me, a->output, b) + head * a->rank;
+            if (past->source)
+                attend(q, NULL, NULL, width, start, end + 1, width, a->rank, scale, weighted, to, &of);
+            else
+                attend(q, keys, keys, width, start, end + 1, width, a->rank, scale, weighted, to, NULL);
         }
     }
 }

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from statewise import native
 from statewise.decoding.ahead import Ahead
+from statewise.decoding.branches import DecoderBranches
 from statewise.decoding.call import Tokens, call_step
 from statewise.decoding.layers import emit_model, matrices, refusal
 from statewise.decoding.packing import LARGEST, STORED, Packed, check_precision, quantise
@@ -179,6 +180,10 @@ class Decoder:
         most: how many tokens of a row may be read until it is said which of them stay
         """
         return Ahead(self, state, most)
+
+    def branches(self, state: LanguageModelState, n: int) -> DecoderBranches:
+        """Steps of n continuations of each row, which share attention's keys and values of what they continue."""
+        return DecoderBranches(self, state, n)
 
 
 def why_not(model: nn.Module) -> str | None:

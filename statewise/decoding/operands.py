@@ -154,6 +154,10 @@ class History(NamedTuple):
 
     Keys and values: (batch, capacity, n_kv_heads, d_head), the rows of the batch ``stride`` floats apart; the others
     (batch,).
+
+    Where ``source`` is there, the rows are continuations of prefixes that they share: what is in the slots before a
+    row's ``border`` lies in the row ``prefix_row`` of the prefix, and the slot ``border + i`` in slot i of the row
+    ``source[row, i]`` of the keys and values.
     """
 
     keys: Annotated[int, Pointer("float")]
@@ -167,6 +171,14 @@ class History(NamedTuple):
     end_next: Annotated[int, Pointer("int64_t")]
     position_next: Annotated[int, Pointer("int64_t")]
     filled: Annotated[int, Pointer("int64_t")]
+    prefix_keys: Annotated[int, Pointer("const float")] = 0
+    prefix_values: Annotated[int, Pointer("const float")] = 0
+    prefix_key_stride: Count = 0
+    prefix_value_stride: Count = 0
+    prefix_row: Annotated[int, Pointer("const int64_t")] = 0
+    border: Annotated[int, Pointer("const int64_t")] = 0
+    source: Annotated[int, Pointer("const int64_t")] = 0
+    source_stride: Count = 0
 
 
 # -- an instruction ----------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class Running:
     def _step(self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, logits: bool) -> Tensor | None:
         decoder = self._decoder
         batch = len(self._state.position)
-        ids, active, restarts = self._read(tokens, lengths, starts, batch)
+        ids, active, restarts = checked_step(tokens, lengths, starts, batch, decoder.config.vocab_size)
         rows = torch.arange(batch, device="cpu") if active is None else active.nonzero()[:, 0].contiguous()
         if len(rows) == 0:
             return torch.zeros(batch, decoder.config.vocab_size, device="cpu") if logits else None
@@ -108,7 +108,7 @@ class Running:
         if decoder._positions is not None:
             places[decoder._positions] = positions.data_ptr()
         read = decoder.call(one_of_each(ids, rows, restarts), places, batch, logits=logits)
-        out = read if read is None or active is None else _in_their_rows(read, rows, batch)
+        out = read if read is None or active is None else in_their_rows(read, rows, batch)
         position = before.position.masked_fill(restarts, 0) + 1
         if active is not None:
             position = position.where(active, before.position)
@@ -144,43 +144,47 @@ class Running:
                 table.release(layer)
         self._claimed, self._room, self._addresses = False, 0, None
 
-    def _read(
-        self, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, batch: int
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """ids (batch,) int64, active rows (None: all), and rows that restart, (batch,) bool."""
-        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
-            given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise InputError(f"tokens must be a tensor of integers, got {given}")
-        if tuple(tokens.shape) not in ((batch,), (batch, 1)):
+
+def checked_step(
+    tokens: Tensor, lengths: Tensor | None, starts: Tensor | None, batch: int, vocab_size: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """What a step of one token of each row is given: ids (batch,) int64, active rows (None: all), and rows that
+    restart, (batch,) bool.
+
+    Errors:  InputError for shapes, lengths and ids that do not fit.
+    """
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"tokens must be a tensor of integers, got {given}")
+    if tuple(tokens.shape) not in ((batch,), (batch, 1)):
+        raise InputError(
+            f"a decoder reads one token of each row, ({batch}, 1) or ({batch},); got {tuple(tokens.shape)}. "
+            "To read more, call the model, and continue from its state"
+        )
+    ids = tokens.reshape(batch).to("cpu", torch.int64).contiguous()
+    active: Tensor | None = None
+    if lengths is not None:
+        if lengths.shape != (batch,) or (batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= 1):
+            raise InputError(f"lengths must be 0 or 1 for each of {batch} rows, got {lengths.tolist()}")
+        active = lengths.to("cpu") > 0
+        ids = ids.where(active, 0)
+        active = None if bool(active.all()) else active
+    if starts is None:
+        restarts = torch.zeros(batch, dtype=torch.bool, device="cpu")
+    elif tuple(starts.shape) in ((batch,), (batch, 1)) and starts.dtype == torch.bool:
+        restarts = starts.reshape(batch).to("cpu").contiguous()
+    else:
+        raise InputError(f"starts must be bool of shape ({batch}, 1), got {starts.dtype} {tuple(starts.shape)}")
+    if batch:
+        low, high = torch.stack(ids.aminmax()).tolist()
+        if low < 0 or high >= vocab_size:
             raise InputError(
-                f"a decoder reads one token of each row, ({batch}, 1) or ({batch},); got {tuple(tokens.shape)}. "
-                "To read more, call the model, and continue from its state"
+                f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "
+                f"use ids 0 to {vocab_size - 1}"
             )
-        ids = tokens.reshape(batch).to("cpu", torch.int64).contiguous()
-        active: Tensor | None = None
-        if lengths is not None:
-            if lengths.shape != (batch,) or (batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= 1):
-                raise InputError(f"lengths must be 0 or 1 for each of {batch} rows, got {lengths.tolist()}")
-            active = lengths.to("cpu") > 0
-            ids = ids.where(active, 0)
-            active = None if bool(active.all()) else active
-        if starts is None:
-            restarts = torch.zeros(batch, dtype=torch.bool, device="cpu")
-        elif tuple(starts.shape) in ((batch,), (batch, 1)) and starts.dtype == torch.bool:
-            restarts = starts.reshape(batch).to("cpu").contiguous()
-        else:
-            raise InputError(f"starts must be bool of shape ({batch}, 1), got {starts.dtype} {tuple(starts.shape)}")
-        if batch:
-            low, high = torch.stack(ids.aminmax()).tolist()
-            vocab_size = self._decoder.config.vocab_size
-            if low < 0 or high >= vocab_size:
-                raise InputError(
-                    f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "
-                    f"use ids 0 to {vocab_size - 1}"
-                )
-        return ids, active, restarts
+    return ids, active, restarts
 
 
-def _in_their_rows(read: Tensor, rows: Tensor, batch: int) -> Tensor:
+def in_their_rows(read: Tensor, rows: Tensor, batch: int) -> Tensor:
     """(n_rows, vocabulary) -> (batch, vocabulary), zeros for the rows that are not there."""
     return read.new_zeros(batch, read.shape[1]).index_copy(0, rows, read)

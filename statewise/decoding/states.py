@@ -13,6 +13,7 @@ from statewise.decoding.operands import History, Slot
 from statewise.decoding.program import Program
 from statewise.errors import InputError
 from statewise.mixers.attention_state import AttentionState, check_history, claim, copy_with_room, release
+from statewise.mixers.branched_history import BranchedHistory, Tails
 from statewise.operators.state_shape import check_state as fits
 
 # counts: (batch,) how many steps of each row stay; began: (batch,) at which of them a document began last, -1: at none;
@@ -54,6 +55,13 @@ class StateTable(Protocol):
     def ahead(self, state: Any, n: int) -> tuple[Any, Sequence[int], Keep]:
         """The state, which is the caller's alone, with room for n more steps; its entries for n steps that leave it as
         it is, until it is said how many of them stay; and how that is said."""
+
+    def branched(self, state: Any, n: int, tails: Tails) -> Any:
+        """The state of n continuations of each row, which steps write over and rows are taken from; what a history
+        holds stays where it is."""
+
+    def branched_entries(self, state: Any) -> Sequence[int]:
+        """The entries for a step of continuations, in place."""
 
 
 class RecurrentState:
@@ -113,6 +121,12 @@ class RecurrentState:
                 leaf[some] = after[last_of_some, some]
 
         return state, self.entries(state, behind), keep
+
+    def branched(self, state: Any, n: int, tails: Tails) -> Any:
+        return copied(tree_map(lambda leaf: leaf.repeat_interleave(n, 0), state))
+
+    def branched_entries(self, state: Any) -> Sequence[int]:
+        return self.entries(state, state)
 
 
 class AttentionHistory:
@@ -199,6 +213,33 @@ class AttentionHistory:
 
         return state, self.entries(behind, behind), keep
 
+    def branched(self, state: AttentionState, n: int, tails: Tails) -> BranchedHistory:
+        return BranchedHistory.of(state._replace(keys=_in_rows(state.keys), values=_in_rows(state.values)), n, tails)
+
+    def branched_entries(self, state: BranchedHistory) -> History:
+        prefix, tails = state.prefix, state.tails
+        return History(
+            keys=state.keys.data_ptr(),
+            values=state.values.data_ptr(),
+            key_stride=state.keys.stride(0),
+            value_stride=state.values.stride(0),
+            start=state.start.data_ptr(),
+            end=state.end.data_ptr(),
+            position=state.position.data_ptr(),
+            start_next=state.start.data_ptr(),
+            end_next=state.end.data_ptr(),
+            position_next=state.position.data_ptr(),
+            filled=state.end.data_ptr(),  # the same number
+            prefix_keys=prefix.keys.data_ptr(),
+            prefix_values=prefix.values.data_ptr(),
+            prefix_key_stride=prefix.keys.stride(0),
+            prefix_value_stride=prefix.values.stride(0),
+            prefix_row=state.row.data_ptr(),
+            border=state.border.data_ptr(),
+            source=tails.source.data_ptr(),
+            source_stride=tails.source.stride(0),
+        )
+
 
 class JoinedState:
     """A NamedTuple of states, each with a table of its own; the tables were made one behind the other."""
@@ -245,6 +286,12 @@ class JoinedState:
                 keep_part(counts, began)
 
         return _again(state, parts), self._joined(entries), keep
+
+    def branched(self, state: Any, n: int, tails: Tails) -> Any:
+        return _again(state, [table.branched(part, n, tails) for table, part in zip(self.tables, state)])
+
+    def branched_entries(self, state: Any) -> Sequence[int]:
+        return self._joined([table.branched_entries(part) for table, part in zip(self.tables, state)])
 
     def _joined(self, found: Sequence[Sequence[int]]) -> list[int]:
         joined: list[int] = []
@@ -324,6 +371,13 @@ def copied(state: Any) -> Any:
 
 def _is_plain(leaf: Tensor) -> bool:
     return leaf.is_contiguous() and not leaf.is_neg() and not leaf.requires_grad
+
+
+def _in_rows(buffer: Tensor) -> Tensor:
+    """The keys or values themselves, or a copy if the slots of a row do not lie one after the other as they are."""
+    buffer = buffer.detach()
+    fits = buffer.stride()[1:] == (buffer.shape[2] * buffer.shape[3], buffer.shape[3], 1) and not buffer.is_neg()
+    return buffer if fits else buffer.resolve_neg().contiguous()
 
 
 def plain(leaf: Tensor) -> Tensor:

@@ -12,14 +12,16 @@ from torch import Tensor
 from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.decoding import Decoder
 from statewise.errors import ConfigError, InputError
-from statewise.generation.drafting import Drafting, Endings, drafted
+from statewise.generation.branching import Branching
+from statewise.generation.drafting import Drafting, drafted
 from statewise.generation.options import check_integer, is_integer
 from statewise.generation.prompt import Prompt, encode_prompt
 from statewise.generation.reading import Reading, copied, extend, nothing_read
 from statewise.generation.sample import Sampling, check_finite, ids_without_token
 from statewise.generation.stepping import Step, stepping
-from statewise.generation.stopping import RowText, check_stop, end_tokens
+from statewise.generation.stopping import Endings, RowText, check_stop
 from statewise.generation.token import Token
+from statewise.generation.trees import Tree, best, searched
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
@@ -47,6 +49,10 @@ def generate(
     draft: LanguageModel | None = None,
     draft_tokens: int | None = None,
     draft_weights: str | Decoder | None = None,
+    n: int = 1,
+    best_of: int | None = None,
+    beams: int | None = None,
+    length_penalty: float | None = None,
 ) -> Iterator[Token]:
     """Yield up to ``max_new_tokens`` tokens as they come.
 
@@ -81,6 +87,15 @@ def generate(
         writes the same tokens as without; otherwise they have the same distribution, but another ``draft`` draws
         others from the same seed. The draft reads the prompt too, but nothing of a ``state``.
     draft_weights: as ``weights``, for the draft
+
+    n: continuations of each row; those of row i are the rows i * n to i * n + n - 1 of each Token. The prompt is read
+        once, and attention's keys and values of it are there once, whatever n.
+    best_of: write so many, and give the ``n`` with the highest mean log-probability, the best first. They come when all
+        have ended, one token after the other as without.
+    beams: search for the likeliest continuations with so many beams, and give the ``n`` best of them. A continuation of
+        t tokens whose log-probabilities sum to s has the score s / t ** length_penalty, and the search ends as that of
+        ``transformers`` with ``early_stopping=False``. Nothing is drawn, so options of sampling are refused.
+    length_penalty: of ``beams``: 0 compares sums, 1 (the default) means, and more prefers longer texts
 
     On the CPU, models whose layers all have a step in C (:func:`statewise.decoding.why_not`) then need one call for
     each token, which is several times faster. This needs a second copy of the weights, which is made at the start. So
@@ -121,6 +136,7 @@ def generate(
     document_token = document_token_of(model, tokenizer, document_token)
     tokens, row_lengths = _encode(model, prompt, state, tokenizer, document_token, lengths, prefill_chunk)
     seed = torch.Generator().seed() >> 1 if seed is None else seed
+    tree = Tree.checked(n, best_of, beams, length_penalty, sampling, stops, with_draft=draft is not None)
     if draft is not None:
         return drafted(
             Drafting(model, draft, draft_tokens, weights, draft_weights, max_new_tokens),
@@ -133,18 +149,28 @@ def generate(
     for name, value in (("draft_tokens", draft_tokens), ("draft_weights", draft_weights)):
         if value is not None:
             raise InputError(f"{name}={value!r} says how a draft is used, and there is none; give draft=")
-    make_steps = stepping(model, weights, max_new_tokens)
+    branching = Branching(model, weights, max_new_tokens, tree.width) if not tree.is_one else None
+    make_steps = stepping(model, weights, max_new_tokens) if branching is None else branching.steps
 
-    def steps() -> Iterator[Token]:
+    def read_prompt() -> tuple[LanguageModel, Reading]:
         reader = freeze(model) if has_operators_to_prepare(model) else model
-        reading = _read(
+        found = _read(
             reader, state, document_token, tokens=tokens, row_lengths=row_lengths, prefill_chunk=prefill_chunk
         )
-        device, batch = reading.logits.device, len(row_lengths)
+        return reader, found
+
+    endings = Endings(tokenizer, document_token, stops, stop_at_document)
+    if tree.beams is not None:
+        return searched(tree, branching, read_prompt, endings, max_new_tokens)
+
+    def steps() -> Iterator[Token]:
+        reader, reading = read_prompt()
+        reading = reading if branching is None else branching.begun(reading)
+        device, batch = reading.logits.device, len(reading.logits)
         without_token = ids_without_token(reading.logits, tokenizer)
         generators = [torch.Generator().manual_seed((seed + i) % (1 << 63)) for i in range(batch)]
         rows = [RowText(tokenizer, stops, ids) for ids in reading.recent.tolist()]
-        ends = end_tokens(tokenizer, document_token) if stop_at_document else frozenset()
+        ends = endings.tokens
         latest: list[Reading | Callable[[], Reading]] = []
         previous: list[int] = []
         read_next: Step | None = None
@@ -176,11 +202,13 @@ def generate(
             previous = ids.tolist()
             text = [row.feed(token, ends, last=not n_left) for row, token in zip(rows, previous)]
             finished = torch.tensor([row.finished for row in rows], device=device)
-            latest = [reading]
+            latest = [reading if branching is None else partial(branching.apart, reading)]
             yield Token(ids, log_probabilities, finished, None if tokenizer is None else text, latest)
             if all(row.finished for row in rows):
                 return
 
+    if tree.n < tree.width:
+        return best(tree, steps(), read_prompt, endings)
     return steps()
 
 

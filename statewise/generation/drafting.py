@@ -9,34 +9,19 @@ from typing import NamedTuple
 
 import torch
 
-from statewise.data.tokenizers import Tokenizer
 from statewise.decoding import Decoder
 from statewise.errors import InputError
 from statewise.generation.ahead import reading_ahead
 from statewise.generation.options import check_integer
-from statewise.generation.reading import Reading, copied, extend
+from statewise.generation.reading import Reading, read_again
 from statewise.generation.sample import Sampling, check_finite, ids_without_token
 from statewise.generation.speculation import Speculation
-from statewise.generation.stopping import RowText, end_tokens
+from statewise.generation.stopping import Endings, RowText
 from statewise.generation.token import Token
-from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
 DRAFT_TOKENS = 4  # of a round, where nobody says how many
-
-
-class Endings(NamedTuple):
-    """Where a row ends; see :func:`~statewise.generate`."""
-
-    tokenizer: Tokenizer | None
-    document_token: int | None
-    stops: tuple[str, ...]
-    stop_at_document: bool
-
-    @property
-    def tokens(self) -> frozenset[int]:
-        return end_tokens(self.tokenizer, self.document_token) if self.stop_at_document else frozenset()
 
 
 class Drafting:
@@ -149,7 +134,8 @@ def drafted(
             for row, tokens, own, n in zip(rows, more.tokens.tolist(), kept, more.n_accepted.tolist()):
                 row.write(tokens[: n + 1], own[: n + 1])
         step = [row.next() for row in rows]
-        again = partial(_read_again, drafting.model, reading, [list(ids) for ids in written], endings)
+        begins = None if endings.stop_at_document else document_token
+        again = partial(read_again, drafting.model, reading, [list(ids) for ids in written], begins)
         latest = [again]
         for ids, one in zip(written, step):
             ids.append(one.id)
@@ -197,15 +183,3 @@ def _begin(
         outside=None if outside is None else outside.cpu(),
         document_token=None if endings.stop_at_document else endings.document_token,
     )
-
-
-def _read_again(model: LanguageModel, reading: Reading, written: list[list[int]], endings: Endings) -> Reading:
-    """What the model knows behind the prompt and these tokens; -1 is none."""
-    tokens = torch.tensor(written, dtype=torch.int64, device=reading.logits.device)
-    if not tokens.numel():
-        return copied(reading)
-    lengths = (tokens >= 0).sum(1)
-    document = None if endings.stop_at_document else endings.document_token
-    with evaluation_mode(model), torch.no_grad():
-        starts = None if document is None else tokens == document
-        return extend(model, reading, tokens.clamp(min=0), lengths, starts)

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 
 from statewise.decoding import Running
 from statewise.decoding.static import StaticRun
+from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.precision import full_precision
 
@@ -76,17 +77,37 @@ def extend_by_one(
     step writes over it."""
     logits = running.step(tokens, lengths=lengths, starts=starts)
     assert logits is not None  # they were asked for
+    return behind_one(reading, logits, running.passing_state(), tokens, lengths)
+
+
+def behind_one(
+    reading: Reading, logits: Tensor, state: LanguageModelState, tokens: Tensor, lengths: Tensor | None
+) -> Reading:
+    """The Reading behind one more token (batch, 1) of each row, of which these are the logits and the state."""
     seen = reading.seen.scatter(1, tokens, True)
     recent = torch.cat([reading.recent[:, 1:], tokens], dim=1)
     if lengths is None:
-        return Reading(logits, running.passing_state(), seen, recent)
+        return Reading(logits, state, seen, recent)
     read = (lengths > 0)[:, None]
     return Reading(
         logits.where(read, reading.logits),
-        running.passing_state(),
+        state,
         seen.where(read, reading.seen),
         recent.where(read, reading.recent),
     )
+
+
+def read_again(model: LanguageModel, reading: Reading, written: list[list[int]], document_token: int | None) -> Reading:
+    """What the model knows behind a Reading and the tokens written since, of each step those of all rows; -1 is none.
+
+    document_token: if it begins a new document
+    """
+    tokens = torch.tensor(written, dtype=torch.int64, device=reading.logits.device)
+    if not tokens.numel():
+        return copied(reading)
+    with evaluation_mode(model), torch.no_grad():
+        starts = None if document_token is None else tokens == document_token
+        return extend(model, reading, tokens.clamp(min=0), (tokens >= 0).sum(1), starts)
 
 
 def copied(reading: Reading) -> Reading:

@@ -84,19 +84,28 @@ def stepping(
             return partial(extend_by_one, StaticRun(reader, reading.state))
         return partial(extend, reader)
 
+    return by_decoder if wants_decoder(model, weights, n_tokens) else by_model
+
+
+def wants_decoder(model: LanguageModel, weights: str | Decoder | None, n_tokens: int) -> bool:
+    """Whether so many tokens behind a prompt are read by a decoder.
+
+    Errors:  InputError for ``weights`` that this model cannot have.
+    """
+    on_cuda = model.embedding.weight.device.type == "cuda"
     if isinstance(weights, Decoder):
         if weights.config != model.config:
             raise InputError(
                 "the decoder given as weights was made from a model with a different configuration; make one from "
                 "this model"
             )
-        return by_decoder
+        return True
     if weights is None:
         worth = n_tokens > WORTH_PACKING or is_quantised(model)  # which a call of the model unpacks for each token
         wanted = not on_cuda and worth and kernels.backend.backend() != "torch"
-        return by_decoder if wanted and why_not(model) is None else by_model
+        return wanted and why_not(model) is None
     check_precision(weights, None)
     reason = refusal(model)
     if reason is not None:
         raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
-    return by_decoder if native.available() and not on_cuda else by_model
+    return native.available() and not on_cuda

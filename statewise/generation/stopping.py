@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
@@ -102,3 +103,16 @@ def end_tokens(tokenizer: Tokenizer | None, document_token: int | None) -> froze
     conventions = None if tokenizer is None else tokenizer.conventions
     found = {document_token} if conventions is None else {document_token, *conventions.end_ids}
     return frozenset(i for i in found if i is not None)
+
+
+class Endings(NamedTuple):
+    """Where a row ends; see :func:`~statewise.generate`."""
+
+    tokenizer: Tokenizer | None
+    document_token: int | None
+    stops: tuple[str, ...]
+    stop_at_document: bool
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        return end_tokens(self.tokenizer, self.document_token) if self.stop_at_document else frozenset()

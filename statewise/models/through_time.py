@@ -28,6 +28,7 @@ class _Run:
     device: torch.device
     kept: int
     around: Callable[[int], AbstractContextManager[object]]
+    handed: Callable[[Any, list[Tensor | None]], list[Tensor | None]]
     total: Tensor | None = None
     after: Any = None  # the state behind the last piece
     generators: tuple[Tensor, ...] = ()  # as they are behind the last piece
@@ -41,28 +42,30 @@ def through_time(
     *,
     kept: int = MOST_KEPT,
     around: Callable[[int], AbstractContextManager[object]] = lambda piece: nullcontext(),
+    handed: Callable[[Any, list[Tensor | None]], list[Tensor | None]] = lambda state, gradient: gradient,
 ) -> tuple[Tensor, Any, Any]:
     """The gradients of the sum of what ``read`` gives for each piece, added to those of all leaves.
 
     read:   is called two or three times for each piece, with the random numbers of the first time
     kept:   how many states are kept at a time and level
     around: a context for the reading of a piece with gradients and its backward pass
+    handed: (state, its gradient) -> the gradient that the piece before it gets, where another process has that
 
     ->  the sum, detached; the state after the last piece, detached; the gradient of ``state``, in its structure, None
         for what has none
     """
-    run = _Run(read, device, max(kept, 2), around)
+    run = _Run(read, device, max(kept, 2), around, handed)
     gradient = _back(run, 0, n_pieces, _detached(state), None)
     _restore(run.generators, device)
-    assert run.total is not None
-    return run.total, run.after, gradient
+    total = torch.zeros((), device=device) if run.total is None else run.total
+    return total, run.after, gradient
 
 
 def _back(run: _Run, begin: int, end: int, state: Any, gradient: Any) -> Any:
     """The pieces from ``begin`` to ``end``, from the state before them and the gradient of the one behind them."""
     n = end - begin
     if n == 1:
-        return _piece(run, begin, state, gradient)
+        return run.handed(state, _piece(run, begin, state, gradient))
     stride = -(-n // run.kept)
     cuts = range(begin, end, stride)
     kept = _Kept(len(cuts))

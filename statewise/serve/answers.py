@@ -28,6 +28,18 @@ class Choice:
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
 
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of its tokens."""
+        values = [piece.log_probability or 0.0 for piece in self.pieces]
+        return sum(values) / max(len(values), 1)
+
+
+def best_choices(choices: Sequence[Choice], width: int, n: int) -> list[Choice]:
+    """Of each prompt's ``width`` choices the n with the highest mean log-probability, the best first."""
+    prompts = [choices[i : i + width] for i in range(0, len(choices), width)]
+    return [choice for of_one in prompts for choice in sorted(of_one, key=lambda one: -one.mean)[:n]]
+
 
 class Answers:
     """The objects of one request.
@@ -44,8 +56,8 @@ class Answers:
         self.created = int(time.time())
         self._sent: dict[int, int] = {}  # characters of each choice, for text_offset
 
-    def whole(self, choices: list[Choice]) -> dict[str, Any]:
-        """The answer of a request that does not stream."""
+    def whole(self, choices: list[Choice], written: list[Choice]) -> dict[str, Any]:
+        """The answer of a request that does not stream. written: all sequences, of which it counts the tokens"""
         found = []
         for i, choice in enumerate(choices):
             assert choice.done is not None  # it has ended
@@ -63,8 +75,9 @@ class Answers:
                 }
             )
         kind = "chat.completion" if self.chat else "text_completion"
-        done = [choice.done for choice in choices if choice.done]
-        return {**self._object(kind, found, usage(done, self.n)), **not_saved(done)}
+        done = [choice.done for choice in written if choice.done]
+        counts = usage(done, self.n * len(written) // len(choices))
+        return {**self._object(kind, found, counts), **not_saved(done)}
 
     def begin(self, i: int) -> dict[str, Any] | None:
         """The first event of a choice."""

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from statewise import __version__
 from statewise.errors import DataError, InputError
 from statewise.serve import requests
-from statewise.serve.answers import Answers, Choice, embeddings, event
+from statewise.serve.answers import Answers, Choice, best_choices, embeddings, event
 from statewise.serve.asking import Asking, ClientGoneError, into
 from statewise.serve.body import read_body
 from statewise.serve.engine import Engine
@@ -155,19 +155,20 @@ class Server:
         if wanted.save_as is not None:
             self.states.reserve(wanted.save_as, "save_state")
         asking = Asking(self.engine, request.receive)
+        width, compared = wanted.best_of, wanted.best_of > wanted.n
         jobs = [
             Job(
                 **prompt,
-                sink=asking.sink(i * wanted.n + j),
+                sink=asking.sink(i * width + j),
                 sampling=wanted.sampling,
-                seed=(wanted.seed + i * wanted.n + j) % (1 << 63),
+                seed=(wanted.seed + i * width + j) % (1 << 63),
                 max_new_tokens=self._longest(len(prompt["ids"]), wanted),
                 stop=wanted.stop,
-                n_top=wanted.n_top,
+                n_top=0 if compared and wanted.n_top is None else wanted.n_top,
                 save_as=wanted.save_as,
             )
             for i, prompt in enumerate(prompts)
-            for j in range(wanted.n)
+            for j in range(width)
         ]
         asking.begin(jobs)
         if wanted.stream:
@@ -179,7 +180,7 @@ class Server:
             elif isinstance(found, Done):
                 choices[i].done = found
         self._check_not_cancelled(choice.done for choice in choices)
-        return JSONResponse(answers.whole(choices))
+        return JSONResponse(answers.whole(best_choices(choices, width, wanted.n) if compared else choices, choices))
 
     async def _events(
         self, request: Request, asking: Asking, n: int, answers: Answers, *, usage: bool

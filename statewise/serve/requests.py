@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class Wanted:
     max_new_tokens: int
     seed: int
     n: int = 1
+    best_of: int = 1  # sequences that are written of each prompt, of which the n best are answered
     stop: tuple[str, ...] = ()
     n_top: int | None = None  # None: no log-probabilities
     stream: bool = False
@@ -81,13 +82,17 @@ def completion(data: Any, model: str, config: ServeConfig) -> Completion:
     n_top = fields.integer("logprobs", 0, MOST_TOP)
     echo = fields.flag("echo")
     fields.refuse("suffix", (), "this model writes from left to right alone; leave it out")
-    n_best = fields.integer("best_of", 1, 128)
+    n_best = fields.integer("best_of", 1, config.rows + config.max_waiting)
     given = fields.take("prompt")
     prompts = ("",) if given is None and state is not None else read_prompts(given, "prompt")
     wanted = _wanted(fields, config, {}, n_top, fields.integer("max_tokens", 0, config.max_new_tokens), 16)
-    if n_best is not None and n_best != wanted.n:
-        raise RequestError(f"best_of={n_best} is not supported; leave it out, or set it to n", param="best_of")
-    if wanted.save_as is not None and len(prompts) * wanted.n > 1:
+    if n_best is not None:
+        if n_best < wanted.n:
+            raise RequestError(f"best_of={n_best} is less than n={wanted.n}; use n of at most best_of", param="best_of")
+        if n_best > wanted.n and wanted.stream:
+            raise RequestError("which is the best is known at the end; best_of needs stream: false", param="best_of")
+        wanted = replace(wanted, best_of=n_best)
+    if wanted.save_as is not None and len(prompts) * wanted.best_of > 1:
         raise RequestError("save_state needs one prompt and n=1: a state has one name", param="save_state")
     if echo and n_top is not None and (wanted.stream or state is not None):
         raise RequestError("echo with logprobs needs stream: false, and no state", param="echo")
@@ -270,11 +275,13 @@ def _wanted(
         inner.done()
     seed = fields.integer("seed", 0, 2**63 - 1)
     room = config.rows + config.max_waiting
+    n = fields.integer("n", 1, room) or 1
     return Wanted(
         sampling=drawn,
         max_new_tokens=default if longest is None else longest,
         seed=torch.Generator().seed() >> 1 if seed is None else seed,
-        n=fields.integer("n", 1, room) or 1,
+        n=n,
+        best_of=n,
         stop=_stops(fields),
         n_top=n_top,
         stream=stream,

@@ -251,10 +251,10 @@ class TrainConfig(Config):
                 "step, and the last one of an epoch would have fewer rows; set train.accumulation=1 or "
                 "train.drop_last=true"
             )
-        if self.pieces > 1 and self.parallel.tensor * self.parallel.sequence > 1:
+        if self.pieces > 1 and self.parallel.tensor > 1:
             raise ConfigError(
-                f"TrainConfig.pieces={self.pieces} with tensor={self.parallel.tensor} and "
-                f"sequence={self.parallel.sequence}: pieces are read by one process; use one of these"
+                f"TrainConfig.pieces={self.pieces} with tensor={self.parallel.tensor}: ranks that share matrices would "
+                "wait for each other two or three times for each piece; use one of these"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -180,7 +180,7 @@ def rehearse(
             state = task.initial_state(model) if train.carry_state else None
             states = 0
             if train.pieces > 1:
-                batch = task.piece(batch, 0, train.pieces)
+                batch = task.piece(batch, 0, train.pieces * share.sequence)
                 state = model.initial_state(len(batch.inputs)) if state is None else state
                 states = min(train.pieces, 2 * MOST_KEPT) * sum(map(n_bytes, tree_leaves(state)))
             before = rehearsal.live
@@ -237,6 +237,8 @@ def available_to(device: torch.device, share: Share) -> int | None:
 
 def largest_batch(task: Task[Any, Any], share: Share) -> Any:
     """The first micro-batch, or the largest of the first few where they differ, and of it what one process reads."""
+    if task.run.train.pieces > 1:  # which the ranks of a row share, each piece by itself: see rehearse
+        share = replace(share, sequence=1)
     batch = task.batches[0]
     if getattr(batch, "lengths", None) is not None:
         several = (task.batches[step] for step in range(min(LOOKED_AT, task.batches.steps_per_epoch)))

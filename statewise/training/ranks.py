@@ -39,6 +39,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     works_apart: bool = True  # whether a forward and a backward pass of the model alone needs no other rank
+    waits: bool = False  # whether a backward pass waits for that of other ranks, which read the same rows
 
     # -- before the run ----------------------------------------------------------------------------------------------
 
@@ -131,12 +132,26 @@ class Ranks:
         """What this rank reads of a batch, and how much its mean loss counts in that of the whole; None: it is all."""
         return batch, None
 
+    def piece_of(self, task: Task[Any, Any], batch: Any, number: int, n_pieces: int) -> tuple[Any, float]:
+        """What this rank reads of one of ``n_pieces`` of a batch, and how much its mean loss counts in the whole's."""
+        piece = task.piece(batch, number, n_pieces)
+        if piece.targets.shape == batch.targets.shape:  # of whole rows: what the last piece answers
+            return piece, float(number == n_pieces - 1)
+        return piece, task.n_targets(piece) / max(task.n_targets(batch), 1)
+
+    def handed(self, state: Any, gradient: list[Tensor | None]) -> list[Tensor | None]:
+        """The gradient of a state before a piece, for the rank that has the end of the piece before it."""
+        return gradient
+
     def gathering(self, *, last: bool) -> AbstractContextManager[object]:
         """Around a micro-batch's forward and backward pass: gradients may be gathered after the last one only."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
+
+    def gather(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sums the gradients of all ranks' parts, where no backward pass has done so."""
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Over all parameters, on whatever rank they are."""

@@ -94,12 +94,13 @@ class RunState:
     def _require_pieces(self) -> None:
         """Errors: ConfigError for a model, a task or several processes that cannot read sequences in pieces."""
         n_pieces = self.config.pieces
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and self.config.parallel.data == "fsdp":
             raise ConfigError(
-                f"train.pieces={n_pieces} is for one process, and there are {self.ranks.size}; set train.pieces=1"
+                f"train.pieces={n_pieces} with train.parallel.data=fsdp would gather every layer two or three times "
+                "for each piece; set train.parallel.data=ddp, or train.pieces=1"
             )
         refuse_whole_batches(self.model, f"train.pieces={n_pieces}")
-        self.task.piece(self.batches[0], 0, n_pieces)
+        self.task.piece(self.batches[0], 0, n_pieces * self.config.parallel.sequence)
         try:
             self.model.initial_state(1)
         except InputError as error:

@@ -45,13 +45,15 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     set_learning_rate(state.optimizer, lr)
     ranks, total = state.ranks, torch.zeros((), device=state.device)
     for number in range(config.accumulation):
-        if config.pieces > 1:
-            total += _in_pieces(state, number, loss_of)
+        if config.pieces > 1:  # ranks gather what each has summed up, once; DDP would at every piece
+            total += _in_pieces(state, number, loss_of if ranks.size == 1 else eager)
             continue
         with ranks.gathering(last=number == config.accumulation - 1):
             loss = _share_of_loss(state, number, loss_of)
             ranks.backward(loss)
         total += loss.detach()
+    if config.pieces > 1:
+        ranks.gather(state.parameters)
     norm = ranks.norm(_gradients(state))
     total_value, norm_value = ranks.numbers(total, norm)
     if not (math.isfinite(total_value) and math.isfinite(norm_value)):
@@ -105,25 +107,22 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
 
 def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
     """As :func:`_share_of_loss`, with its gradients: those of whole sequences, read piece by piece."""
-    config, task = state.config, state.task
+    config, task, ranks = state.config, state.task, state.ranks
     batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
     before = state.carried
     if before is None:
-        before = state.model.initial_state(len(batch.inputs), device=state.device)
-    n_targets = max(task.n_targets(batch), 1)
+        before = state.model.initial_state(len(ranks.rows_of(batch.inputs)), device=state.device)
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
-        piece = task.piece(batch, number, config.pieces)
-        if piece.targets.shape == batch.targets.shape:  # of whole rows: what the last piece answers
-            share = 1.0 if number == config.pieces - 1 else 0.0
-        else:
-            share = task.n_targets(piece) / n_targets
+        piece, share = ranks.piece_of(task, batch, number, config.pieces)
         piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)
         with autocast(config.precision, state.device):
             loss, after = loss_of(piece, before)
-        return (loss * share / config.accumulation if share else None), after
+        if not share:  # the mean of no targets is not a number; ranks that share rows wait for each other's gradients
+            return (loss.nan_to_num(0.0) * 0.0 if ranks.waits else None), after
+        return loss * share / config.accumulation, after
 
-    loss, after, _ = through_time(read, config.pieces, before, state.device)
+    loss, after, _ = through_time(read, config.pieces, before, state.device, handed=ranks.handed)
     if state.carried is not None:
         state.carried = after
     return loss

@@ -61,6 +61,16 @@ class TestGenerate:
         assert "give draft=" in refused("generate", "run", "--prompt", "x", "--draft-tokens", "2")
         assert "no-such" in refused("generate", "run", "--prompt", "x", "--draft", "no-such")
 
+    def test_several_continuations_of_a_prompt(self, run: Run, refused: Callable[..., str]) -> None:
+        prompts = ("--prompt", "def ", "--prompt", "x")
+        every = self.text(run, *prompts, "--n", "2")
+        assert every == self.text(run, "--prompt", "def ", *prompts[:2], *prompts[2:], "--prompt", "x")
+        assert self.text(run, "--prompt", "x", "--n", "2", "--echo").count("\nx") == 2
+        assert self.text(run, *prompts, "--best-of", "3").count("==>") == 2
+        assert self.text(run, "--prompt", "x", "--beams", "1") == self.text(run, "--prompt", "x", "--temperature", "0")
+        assert self.text(run, "--prompt", "x", "--beams", "3", "--n", "2", "--length-penalty", "0").count("==>") == 2
+        assert "n=4 of beams=3" in refused("generate", "run", "--prompt", "x", "--beams", "3", "--n", "4")
+
     def test_log_probabilities(self, run: Run) -> None:
         text = self.text(run, "--prompt", "x")
         records = [json.loads(line) for line in self.text(run, "--prompt", "x", "--log-probabilities").splitlines()]

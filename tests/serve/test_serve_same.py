@@ -64,6 +64,22 @@ def test_several_prompts_and_choices_have_the_seeds_of_rows() -> None:
         assert ids["text"] == written(model, "One", 20, seed=7)
 
 
+def test_the_best_of_several_as_generate_has_them() -> None:
+    model = build("mamba2")
+    prompts = ["One", "Two, three"]
+    options: dict[str, Any] = {"max_new_tokens": 20, "seed": 7, "tokenizer": TOKENIZER, "n": 2, "best_of": 5}
+    steps = list(sw.generate(model, prompts, **options))
+    want = ["".join(parts) for parts in zip(*(step.text or [] for step in steps))]
+    with serving(model, rows=4) as (_, client):
+        answer = complete(client, prompts, 20, seed=7, n=2, best_of=5)
+        assert [choice["text"] for choice in answer["choices"]] == want
+        assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+        assert answer["usage"]["completion_tokens"] > 4 * 20
+        assert answer["usage"]["prompt_tokens"] == 15
+        again = complete(client, prompts, 20, seed=7, n=2, best_of=5, logprobs=1, echo=True)["choices"]
+        assert [choice["text"] for choice in again] == [prompts[i // 2] + text for i, text in enumerate(want)]
+
+
 def test_ids_with_documents_within() -> None:
     model = build("hybrid")
     prompt = [256, 65, 66, 256, 67, 68, 69]

@@ -16,6 +16,7 @@ import statewise as sw
 from statewise.data import LabelledDataConfig
 from statewise.errors import ConfigError
 from statewise.training import train_run
+from statewise.training.config import ParallelConfig
 from statewise.training.memory_estimate import estimate_memory
 
 
@@ -60,12 +61,16 @@ def test_the_estimate_is_that_of_a_piece(tmp_path: Path) -> None:
     whole, pieces = estimate_memory(config), estimate_memory(with_train(config, pieces=16))
     assert pieces.activations < whole.activations / 8
     assert pieces.parameters == whole.parameters
+    by_two = estimate_memory(with_train(config, pieces=8, parallel=ParallelConfig(sequence=2)), n_ranks=2)
+    assert by_two.activations == pytest.approx(pieces.activations, rel=0.02)
+    half = estimate_memory(with_train(config, pieces=16), n_ranks=2)
+    assert half.activations < 0.6 * pieces.activations
 
 
 def test_errors(tmp_path: Path) -> None:
     config = small_run(tmp_path, steps=1)
-    with pytest.raises(ConfigError, match=r"pieces=2 with tensor=1 and sequence=2: pieces are read by one process"):
-        replace(config.train, pieces=2, parallel=replace(config.train.parallel, sequence=2))
+    with pytest.raises(ConfigError, match=r"pieces=2 with tensor=2: ranks that share matrices would wait"):
+        replace(config.train, pieces=2, parallel=replace(config.train.parallel, tensor=2))
     with pytest.raises(ConfigError, match=r"train.pieces=7 does not divide train.length="):
         train_run(with_train(config, pieces=7), tmp_path / "a")
     rows = run_on(LabelledDataConfig(source="arrays", folder=str(shifted(tmp_path))), steps=1)

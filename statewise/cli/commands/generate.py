@@ -47,6 +47,17 @@ def generate(
     ] = None,
     draft_tokens: Annotated[int | None, typer.Option(help="How many it drafts at a time. Default: 4.")] = None,
     draft_weights: Annotated[str | None, typer.Option(help="As --weights, for the draft.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Continuations of each prompt, which is read once.")] = 1,
+    best_of: Annotated[
+        int | None, typer.Option(help="Write so many of each prompt, and print the --n that are likeliest by token.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Search for the likeliest continuation with so many beams; nothing is drawn.")
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Of --beams: 0 compares sums of log-probabilities, 1 their means. Default: 1."),
+    ] = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
@@ -117,12 +128,16 @@ def generate(
         draft=small,
         draft_tokens=draft_tokens,
         draft_weights=draft_weights,
+        n=n,
+        best_of=best_of,
+        beams=beams,
+        length_penalty=length_penalty,
         **sampling,
     )
     write_generated(
         stream,
-        n_rows=len(texts) or (1 if state is None else len(state.logits)),
-        echo=texts if echo else [],
+        n_rows=n * (len(texts) or (1 if state is None else len(state.logits))),
+        echo=[text for text in texts for _ in range(n)] if echo else [],
         seed=seed,
         log_probabilities=log_probabilities,
     )

@@ -93,7 +93,8 @@ def apply_sequence_parallel(
                documents are gathered in any case.
     device:    where the model will be when it is called; None: where it is
     State:     a state given to a call is that before the whole rows, the same on every rank, and the one that comes
-               back is that behind them, without its graph; not with attention, nor with frames.
+               back is that behind them, without its graph; not with attention, nor with frames. Where the given one
+               asks for a gradient, the first rank has that, and the state behind has a graph on the last rank.
     Cost:      with n layers and P ranks as much time as n + P - 1 layers of a piece; what travels is one state a
                layer, and attention's keys and values. The parameters are those of a single process: shard them over
                other ranks than these, who would otherwise wait for each other at each layer.

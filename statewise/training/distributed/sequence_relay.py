@@ -81,14 +81,21 @@ class Line:
         """The states behind the last rank's piece, on every rank."""
         specs = [cast(pytree.TreeSpec, relay._spec) for relay in relays]
         if self.is_last:
-            leaves = [leaf.contiguous() for leaf in pytree.tree_leaves([relay.after for relay in relays])]
+            leaves = pytree.tree_leaves([relay.after for relay in relays])
         else:
             forms = [form for relay in relays for form in relay._forms]
             leaves = [torch.empty(form.shape, dtype=form.dtype, device=device) for form in forms]
         for leaf in leaves:
-            dist.broadcast(leaf, group=self.group, group_src=self.size - 1)
+            dist.broadcast(leaf.detach().contiguous(), group=self.group, group_src=self.size - 1)
         left = iter(leaves)
         return [pytree.tree_unflatten(list(islice(left, spec.num_leaves)), spec) for spec in specs]
+
+    def share_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The first rank's, of which every rank has ones of this form."""
+        found = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        for tensor in found:
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        return found
 
     def settle(self) -> None:
         """Waits until what this rank sent has arrived."""
@@ -121,7 +128,8 @@ class Relay(StandIn):
 
     def __init__(self, line: Line, given: Any = None) -> None:
         self.line, self.given = line, given
-        self.after: Any = None  # on the last rank, the state behind the whole sequence, without its graph
+        # On the last rank, the state behind the whole sequence; with its graph if the given one asks for a gradient
+        self.after: Any = None
         self._received: list[Tensor] | None = None
         self._is_sent = False
         self._forms: list[Form] = []
@@ -146,7 +154,9 @@ class Relay(StandIn):
         """y, after the state behind this piece has been handed on."""
         leaves = self._check(state, "it ends as")
         if self.line.is_last and self.after is None:
-            self.after = pytree.tree_map(torch.Tensor.detach, state)
+            given = [leaf for leaf in pytree.tree_leaves(self.given) if isinstance(leaf, Tensor)]
+            asks = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in given)
+            self.after = state if asks else pytree.tree_map(torch.Tensor.detach, state)
         if torch.is_grad_enabled():
             return _End.apply(_anchor(y), y, self, *leaves)
         self._send(leaves)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from statewise import checkpoints
 from statewise.checkpoints.empty import build_empty, build_unchecked
@@ -217,6 +218,29 @@ class SeveralRanks(Ranks):
         copies = layout.config.sequence if piece.targets.shape == rows.targets.shape else 1  # of pooled rows: one each
         return piece, task.n_targets(piece) / n_targets / copies
 
+    @property
+    def waits(self) -> bool:  # type: ignore[override]
+        return self.wrapped.sequence is not None
+
+    def piece_of(self, task: Task[Any, Any], batch: Any, number: int, n_pieces: int) -> tuple[Any, float]:
+        """Ranks that share rows share each piece of them, one behind the other."""
+        layout, n_targets = self.layout, max(task.n_targets(batch), 1)
+        rows, n_sequence = parted.rows(batch, layout.data_rank, layout.n_data), layout.config.sequence
+        piece = task.piece(rows, number * n_sequence + layout.sequence_rank, n_pieces * n_sequence)
+        if piece.targets.shape == rows.targets.shape:
+            return piece, (number == n_pieces - 1) * task.n_targets(rows) / n_targets / n_sequence
+        return piece, task.n_targets(piece) / n_targets
+
+    def handed(self, state: Any, gradient: list[Tensor | None]) -> list[Tensor | None]:
+        """The first rank has it, and the last one needs it."""
+        if self.wrapped.sequence is None:
+            return gradient
+        leaves = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+        places = [i for i, leaf in enumerate(leaves) if leaf.is_floating_point()]
+        own = [torch.zeros_like(leaves[i]) if (found := gradient[i]) is None else found for i in places]
+        shared = dict(zip(places, self.wrapped.sequence.line.share_first(own)))
+        return [shared.get(i) for i in range(len(gradient))]
+
     def gathering(self, *, last: bool) -> AbstractContextManager[object]:
         ddp = self.wrapped.ddp
         return nullcontext() if last or ddp is None else ddp.no_sync()
@@ -224,6 +248,14 @@ class SeveralRanks(Ranks):
     def backward(self, loss: Tensor) -> None:
         """DDP and FSDP take the mean over the parts; the loss is a sum of theirs."""
         (loss * self.layout.n_parts).backward()
+
+    def gather(self, parameters: Sequence[nn.Parameter]) -> None:
+        """A rank whose rows have no target has no gradient, and takes part with zeros."""
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        parted.sum_over(gradients, self.layout.parts.get_group())
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         return parted.total_norm(gradients)

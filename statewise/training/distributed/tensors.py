@@ -136,6 +136,29 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     return shared.sqrt().to(gradients[0].dtype)
 
 
+MESSAGE = 2**22  # numbers that travel together
+
+
+def sum_over(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Each becomes the sum of what all ranks have of it. Small ones of one dtype travel in one message."""
+    together: dict[torch.dtype, list[Tensor]] = {}
+
+    def send(dtype: torch.dtype) -> None:
+        found = together.pop(dtype)
+        message = torch.cat([tensor.flatten() for tensor in found])
+        dist.all_reduce(message, group=group)
+        for tensor, part in zip(found, message.split([tensor.numel() for tensor in found])):
+            tensor.copy_(part.view_as(tensor))
+
+    for tensor in tensors:
+        found = together.setdefault(tensor.dtype, [])
+        found.append(tensor)
+        if sum(one.numel() for one in found) >= MESSAGE:
+            send(tensor.dtype)
+    for dtype in list(together):
+        send(dtype)
+
+
 def clip(parameters: Sequence[Tensor], most: float, norm: Tensor) -> None:
     for group in by_mesh([parameter for parameter in parameters if parameter.grad is not None]):
         clip_grads_with_norm_(group, most, norm)

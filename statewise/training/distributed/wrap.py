@@ -113,6 +113,16 @@ def _require_cuttable(model: Model, config: TrainConfig, has_batch_norm: bool) -
             f"train.carry_state=true and train.parallel.sequence={n}: a layer of attention hands no state on from "
             "batch to batch on pieces of rows; set train.carry_state=false or train.parallel.sequence=1"
         )
+    if config.pieces > 1 and any(isinstance(block.mixer, Attention) for block in model.blocks):
+        raise ConfigError(
+            f"train.pieces={config.pieces} and train.parallel.sequence={n}: a layer of attention hands no state on "
+            "from piece to piece while ranks share the pieces; set one of them to 1"
+        )
+    if config.gradient_checkpointing and config.pieces > 1:
+        raise ConfigError(
+            f"train.pieces={config.pieces}, train.gradient_checkpointing=true and train.parallel.sequence={n}: layers "
+            "would be read a third time; use more pieces, and set train.gradient_checkpointing=false"
+        )
     if config.gradient_checkpointing and has_batch_norm:
         raise ConfigError(
             f"train.gradient_checkpointing=true and train.parallel.sequence={n}: batch norm would take its statistics "
