@@ -110,12 +110,12 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
     before = state.carried
     if before is None:
         before = state.model.initial_state(len(batch.inputs), device=state.device)
-    n_targets = max(task.n_targets(batch), 1)
+    n_targets, n_pieces = max(task.n_targets(batch), 1), task.n_pieces(batch)
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
-        piece = task.piece(batch, number, config.pieces)
+        piece = task.piece(batch, number, n_pieces)
         if piece.targets.shape == batch.targets.shape:  # of whole rows: what the last piece answers
-            share = 1.0 if number == config.pieces - 1 else 0.0
+            share = 1.0 if number == n_pieces - 1 else 0.0
         else:
             share = task.n_targets(piece) / n_targets
         piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)
@@ -123,7 +123,7 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
             loss, after = loss_of(piece, before)
         return (loss * share / config.accumulation if share else None), after
 
-    loss, after, _ = through_time(read, config.pieces, before, state.device)
+    loss, after, _ = through_time(read, n_pieces, before, state.device)
     if state.carried is not None:
         state.carried = after
     return loss

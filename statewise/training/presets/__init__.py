@@ -16,7 +16,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
 from statewise.training.config import RunConfig
 from statewise.training.initial_tokenizer import own_tokenizer
-from statewise.training.presets import tuned
+from statewise.training.presets import long, tuned
 from statewise.training.presets.general import GENERAL as GENERAL
 from statewise.training.presets.general import KIND_OF as KIND_OF
 from statewise.training.presets.general import MODELS, OF_KIND
@@ -43,6 +43,7 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "mqar": tuned.mqar,
     "selective-copying": tuned.selective_copying,
     "long-induction-head": tuned.long_induction_head,
+    "genome": long.genome,
 }
 
 
