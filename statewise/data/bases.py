@@ -24,8 +24,8 @@ def _table() -> np.ndarray:
 
 
 class BasesTokenizer(FileTokenizer):
-    """A, C, G, T, N and the other ten letters of IUPAC's code are tokens 1 to 15; 0 begins a document. Small letters are
-    read as capitals, and line ends and spaces are left out.
+    """A, C, G, T, N and the other ten letters of IUPAC's code are tokens 1 to 15; 0 begins a document. Small letters
+    are read as capitals, and line ends and spaces are left out.
 
     It is a ``tokenizer.json``, which a checkpoint holds as any other; there a letter of a prompt that is no base counts
     as N, any base. Data with such a letter are refused.

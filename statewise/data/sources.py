@@ -133,8 +133,8 @@ def _shakespeare() -> Source:
 def _genome(take: Callable[[Path, bytes], bool]) -> Source:
     if not GENOME.is_file():
         raise DataError(
-            f'"e-coli" reads {GENOME}, which is not there; on Debian and Ubuntu: apt install bowtie-examples; elsewhere '
-            "give a FASTA file of your own as data.source (--data)"
+            f'"e-coli" reads {GENOME}, which is not there; on Debian and Ubuntu: apt install bowtie-examples; '
+            "elsewhere give a FASTA file of your own as data.source (--data)"
         )
     return _single(str(GENOME), GENOME, take)
 
