@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_spoken_digits import write_wave
+from labelled import write_wave
 
 from statewise.data.joined_rows import JoinConfig, join_rows
 from statewise.data.labelled import LabelledData, LabelledDataConfig, open_labelled

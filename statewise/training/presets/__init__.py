@@ -44,6 +44,10 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "selective-copying": tuned.selective_copying,
     "long-induction-head": tuned.long_induction_head,
     "genome": long.genome,
+    "long-retrieval-262k": long.long_retrieval_262k,
+    "long-retrieval-1m": long.long_retrieval_1m,
+    "long-audio-262k": long.long_audio_262k,
+    "long-audio-1m": long.long_audio_1m,
 }
 
 
