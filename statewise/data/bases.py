@@ -66,7 +66,7 @@ def _json() -> str:
 
     small = [replaced({"String": letter.lower()}, letter) for letter in BASES]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    model = {
+    model: dict[str, object] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": UNKNOWN,

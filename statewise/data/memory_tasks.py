@@ -21,7 +21,7 @@ from statewise.errors import ConfigError, DataError
 from statewise.memory import require_free
 
 TASKS = ("delay", "copying", "adding", "reconstruction", "retrieval")
-N_NOISE = 8  # tokens that say nothing, in retrieval
+N_NOISE = 8  # tokens that are never asked for, in retrieval
 IGNORED = -100  # the class of a step whose prediction does not count
 FIELDS_OF: dict[str, dict[str, Any]] = {  # what each task has besides ``length``, with the defaults
     "delay": {"delay": None, "band": None},
@@ -56,10 +56,11 @@ class MemoryDataConfig(DataConfig):
         Regression from the last step (d_input 1, d_output n_points, pooling "last"), or with ``each_step`` from every
         step (pooling None; 0 for times before the beginning).
         Source: Gu et al. 2020, arXiv:2008.07669; Gu et al. 2022, arXiv:2206.12037.
-    retrieval: in the first quarter of a row ``n_pairs`` keys, each with one of ``n_symbols`` symbols behind it, lie
-        among noise; noise fills the rest, and the last step is one of the keys. The class is its symbol.
-        Classification of the whole from its last step: vocab_size n_symbols + n_pairs + 8 kinds of noise, n_classes
-        n_symbols, pooling "last". Chance: 1/n_symbols.
+    retrieval: in the first quarter of a row lie ``n_pairs`` keys, each with one of ``n_symbols`` symbols behind it. All
+        else is noise, in which the symbols come as well, but no key. The last step is one of the keys, and the class is
+        its symbol.
+        Classification of the whole from its last step: vocab_size n_pairs + n_symbols + 8 more of noise,
+        n_classes n_symbols, pooling "last". Chance: 1/n_symbols.
         Source: as multi-query recall, Arora et al. 2023, arXiv:2312.04927, with one query far behind its pair.
 
     shortest: the rows of the training split grow from this length to ``length``, so that each octave of lengths has as
@@ -283,13 +284,13 @@ def _draw_copying(
 def _draw_retrieval(
     generator: np.random.Generator, length: int, n_symbols: int, n_pairs: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens: the symbols, the keys, the noise."""
-    tokens = generator.integers(n_symbols + n_pairs, n_symbols + n_pairs + N_NOISE, size=length)
+    """Tokens: the keys, the symbols, and what else is noise."""
+    tokens = generator.integers(n_pairs, n_pairs + n_symbols + N_NOISE, size=length)
     symbols = generator.integers(n_symbols, size=n_pairs)
     keys = generator.permutation(n_pairs)
-    free = length // 4 - n_pairs  # places of pairs, as if each took one
+    free = length // 4 - n_pairs  # places, if a pair took one
     begins = np.sort(generator.choice(free, n_pairs, replace=False)) + np.arange(n_pairs)
-    tokens[begins], tokens[begins + 1] = n_symbols + keys, symbols
+    tokens[begins], tokens[begins + 1] = keys, n_pairs + symbols
     asked = generator.integers(n_pairs)
-    tokens[-1] = n_symbols + keys[asked]
+    tokens[-1] = keys[asked]
     return tokens, symbols[asked]

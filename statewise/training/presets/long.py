@@ -59,9 +59,9 @@ def long_retrieval_1m() -> RunConfig:
 def _retrieval(length: int) -> RunConfig:
     """Rows that grow from 64 steps: what is learned on many short ones is then kept over long ones."""
     data = MemoryDataConfig(
-        task="retrieval", length=length, shortest=64, n_pairs=2, n_train=65_536, n_validation=16, n_test=64
+        task="retrieval", length=length, shortest=64, n_pairs=1, n_train=65_536, n_validation=16, n_test=64
     )
-    model = SequenceClassifierConfig(n_classes=8, vocab_size=18, d_model=64, layers=(MAMBA2,) * 2, pooling="last")
+    model = SequenceClassifierConfig(n_classes=8, vocab_size=17, d_model=64, layers=(MAMBA2,) * 2, pooling="last")
     train = TrainConfig(
         budget=BudgetConfig(epochs=1),
         optimizer=OptimizerConfig(lr=8e-3),
