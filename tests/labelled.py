@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,14 @@ def as_stored(data: LabelledData, name: str) -> tuple[list[np.ndarray], np.ndarr
     split = data.split(name)
     order = np.argsort(split.begins)
     return [split.sequence(int(i)) for i in order], split.targets[order]
+
+
+def write_wave(path: Path, samples: list[int], rate: int = 8000) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.array(samples, "<i2").tobytes())
 
 
 def needs(path: Path | str) -> pytest.MarkDecorator:

@@ -16,6 +16,7 @@ import numpy as np
 from statewise.data.cifar import find_cifar10
 from statewise.data.divided_rows import hold_out, require_held, together
 from statewise.data.images import find_digits, find_idx
+from statewise.data.joined_rows import join_rows
 from statewise.data.labelled_config import LabelledDataConfig as LabelledDataConfig
 from statewise.data.own.find import find_files
 from statewise.data.own.known import NOTHING, Known
@@ -90,6 +91,8 @@ class LabelledData:
         if name not in self.splits:
             is_zero = getattr(self.config, f"{name}_fraction") == 0
             why = f"data.{name}_fraction is 0; set it above 0" if is_zero else NO_VALIDATION
+            if self.config.join is not None and not getattr(self.config.join, f"n_{name}"):
+                why = f"data.join.n_{name} is 0; set it above 0"
             raise DataError(f"there is no {name} split: {why}")
         return self.splits[name]
 
@@ -105,6 +108,8 @@ class LabelledData:
         for name in sorted(self.splits):
             split = self.splits[name]
             rows = np.argsort(split.begins)
+            if self.config.join is not None:
+                digest.update(np.ascontiguousarray(split.values).data)
             for array in (split.begins, split.lengths, split.targets, split.scale, split.shift):
                 digest.update(np.ascontiguousarray(array if len(array) == 1 else array[rows]).data)
             if split.order is not None:
@@ -127,6 +132,10 @@ class LabelledData:
         taken_for = self.found.taken_for
         first = f"{taken_for}; {channels}" if taken_for else f"{what}, {channels}; {'; '.join(self.found.notes)}"
         lines = [f"data       {self.found.name}: {first}"]
+        if self.config.join is not None:
+            lines.append(
+                "joined     rows of one class end to end, cut to their length; none again before all came once"
+            )
         if self.config.permuted:
             lines.append(f"permuted   all rows alike, by seed {self.config.seed}")
         if self.n_cut:
@@ -176,6 +185,10 @@ def open_labelled(
         if held.any():
             parts["validation"], rest = (found.train, rest[held]), rest[~held]
     parts["train"] = (found.train, rest)
+    if config.join is not None:
+        kept = {name: part for name, part in parts.items() if getattr(config.join, f"n_{name}")}
+        long = {name: join_rows(*part, config.join, name, config.seed) for name, part in kept.items()}
+        parts = {name: (rows, np.arange(len(rows.lengths))) for name, rows in long.items()}
     for name in parts.keys() - {"train"}:
         rows, chosen = parts[name]
         parts[name] = (rows, np.random.default_rng([config.seed, 2]).permutation(chosen))
@@ -188,7 +201,7 @@ def open_labelled(
     scale, shift = np.ones((1, d_input), np.float32), np.zeros((1, d_input), np.float32)
     scaling = Scaling(normalize)
     if normalize == "dataset":
-        wide = standardise_all(found.train.values, begins["train"], lengths["train"])
+        wide = standardise_all(parts["train"][0].values, begins["train"], lengths["train"])
         scaling = Scaling(normalize, *(part[0] for part in wide))
         scale, shift = (part.astype(np.float32) for part in wide)
     splits = {}
@@ -217,7 +230,7 @@ def _find(config: LabelledDataConfig, progress: Progress | None, known: Known) -
     if source == "cifar10":
         return find_cifar10(folder, config.channels or "grey", progress)
     if source == "spoken-digits":
-        return find_spoken_digits(folder)
+        return find_spoken_digits(folder, config.label_field or "digit")
     if source in ("files", "arrays"):
         return find_files(folder, config, progress, known)
     return find_ucr(source.removeprefix("ucr:"), folder)

@@ -42,16 +42,26 @@ class Split(RowSplit, Protocol):
 class LabelledBatches(WholeBatches[Split, list[np.ndarray], LabelledBatch]):
     """Batches of whole rows. Where the lengths differ, the shuffled rows are sorted by length within pools of 32
     batches before they are cut in batches, whose order is then shuffled: rows of like length share a batch, and little
-    of it is padding.
+    of it is padding. With ``short_first`` the rows of an epoch come from the shortest to the longest.
 
     Cost:    O(rows) for a new epoch, then the rows of the batch.
     """
+
+    def __init__(
+        self, split: Split, batch_size: int, seed: int, drop_last: bool = True, short_first: bool = False
+    ) -> None:
+        super().__init__(split, batch_size, seed, drop_last)
+        self.short_first = short_first
 
     def _read(self, epoch: list[np.ndarray], within: int) -> LabelledBatch:
         return read_batch(self.split, epoch[within])
 
     def _epoch(self, generator: np.random.Generator) -> list[np.ndarray]:
         shuffled = generator.permutation(len(self.split))
+        if self.short_first:
+            ordered = shuffled[np.argsort(_longest(self.split.lengths[shuffled]), kind="stable")]
+            begin = len(ordered) % self.batch_size if self.drop_last else 0  # what is left out are short ones
+            return [ordered[low : low + self.batch_size] for low in range(begin, len(ordered), self.batch_size)]
         n_full = len(shuffled) // self.batch_size * self.batch_size
         rows, rest = shuffled[:n_full], [] if self.drop_last or n_full == len(shuffled) else [shuffled[n_full:]]
         lengths = _longest(self.split.lengths[rows])

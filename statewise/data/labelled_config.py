@@ -7,12 +7,14 @@ from typing import Annotated
 
 from statewise.configuration.types import EACH_ONCE, Count, Fraction, Natural, OneOf
 from statewise.data.base import DataConfig, absolute
+from statewise.data.joined_rows import JoinConfig
 from statewise.data.own.targets import TASKS
 from statewise.errors import ConfigError
 
 SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "spoken-digits", "files", "arrays", "ucr:<name>")
 IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 OWN = ("files", "arrays")
+SPOKEN = ("digit", "speaker")  # what is said of a recording of spoken-digits
 NORMALIZATIONS = ("dataset", "series", "none")
 CHANNELS = ("grey", "rgb", "mono", "all")
 OF_FILES = (
@@ -38,6 +40,7 @@ class LabelledDataConfig(DataConfig):
         row has, over its own steps (a channel that does not change becomes zero). "none": as stored. None: what suits
         the source: "dataset" for images, tables and arrays, "series" for sounds, "none" for UCR series.
     max_length: longer sequences are cut at their end.
+    join: long rows, made of rows of one class end to end, each split of its own rows; None: the rows as they are.
     validation_fraction: the share of the training rows that is held out for validation, the same for each class; not
         used if the files have their own validation rows.
     test_fraction: the share held out for the test before that, the same for each class; only if the source has no
@@ -48,7 +51,8 @@ class LabelledDataConfig(DataConfig):
 
     image_size: height and width that pictures are brought to; None: the most frequent size.
     sampling_rate: samples a second that sounds are brought to; None: the most frequent rate.
-    label_field: the column of a table with the labels; None: "label".
+    label_field: the column of a table with the labels; None: "label". For spoken-digits: "digit" (the default) or
+        "speaker".
     sequence_field: the column whose cells are the sequences, lists of numbers; None: each row is a sequence, and the
         other columns are its steps in their order (or the one other column, if it holds lists).
     row_field: in a table with a row for each step, the column that says which sequence the step belongs to.
@@ -65,6 +69,7 @@ class LabelledDataConfig(DataConfig):
     channels: Annotated[str, OneOf(CHANNELS)] | None = None
     normalize: Annotated[str, OneOf(NORMALIZATIONS)] | None = None
     max_length: Count | None = None
+    join: JoinConfig | None = None
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction | None = None
     seed: Natural = 0
@@ -99,8 +104,15 @@ class LabelledDataConfig(DataConfig):
             raise ConfigError(
                 "LabelledDataConfig.permuted and max_length together would drop pixels at random; use one"
             )
+        if self.join is not None and (self.permuted or self.max_length is not None):
+            raise ConfigError(
+                "LabelledDataConfig.join says how long rows are and in which order; leave out max_length and permuted"
+            )
         if self.source not in OWN:
-            self.require_only((), f"is for your own files, not for {self.source}")
+            used = ("label_field",) if self.source == "spoken-digits" else ()
+            self.require_only(used, f"is for your own files, not for {self.source}")
+        if self.source == "spoken-digits" and self.label_field not in (None, *SPOKEN):
+            raise ConfigError(f"data.label_field={self.label_field!r} is unknown; use {' or '.join(SPOKEN)}")
 
     def require_only(self, used: tuple[str, ...], why: str) -> None:
         """Errors:  ConfigError, with ``why``, for a field of files that is given and is not among ``used``."""

@@ -27,7 +27,7 @@ from statewise.data.splits import ALL, SPLITS, WholeParts
 from statewise.data.stored_documents import StoredDocuments, store_documents
 from statewise.data.text_sources import absolute_source
 from statewise.data.token_store import open_store
-from statewise.data.tokenizers import FileTokenizer, describe_tokenizer, load_tokenizer
+from statewise.data.tokenizers import NAMED, FileTokenizer, describe_tokenizer, load_tokenizer
 from statewise.errors import ConfigError, DataError
 from statewise.files.json_lines import as_column
 
@@ -74,7 +74,7 @@ class LabelledTextDataConfig(DataConfig):
 
     def with_absolute_paths(self) -> LabelledTextDataConfig:
         tokenizer = self.tokenizer
-        if tokenizer != "bytes" and learned_size(tokenizer) is None:
+        if tokenizer not in NAMED and learned_size(tokenizer) is None:
             tokenizer = str(Path(tokenizer).absolute())
         return replace(self, source=absolute_source(self.source), tokenizer=tokenizer)
 

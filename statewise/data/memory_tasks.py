@@ -1,4 +1,4 @@
-"""Synthetic tasks of memory: delay, copying, adding, and the reconstruction of a function from the state.
+"""Synthetic tasks of memory: delay, copying, adding, the reconstruction of a function from the state, and retrieval.
 
 Nothing is stored: row i of a split is drawn from numpy's generator of (seed, split, i) whenever it is read, so that the
 rows of the splits are drawn apart, and no row hangs on how many there are.
@@ -20,19 +20,21 @@ from statewise.data.splits import SPLITS
 from statewise.errors import ConfigError, DataError
 from statewise.memory import require_free
 
-TASKS = ("delay", "copying", "adding", "reconstruction")
+TASKS = ("delay", "copying", "adding", "reconstruction", "retrieval")
+N_NOISE = 8  # tokens that are never asked for, in retrieval
 IGNORED = -100  # the class of a step whose prediction does not count
 FIELDS_OF: dict[str, dict[str, Any]] = {  # what each task has besides ``length``, with the defaults
     "delay": {"delay": None, "band": None},
     "copying": {"n_symbols": 8, "n_copied": 10},
     "adding": {},
     "reconstruction": {"window": None, "band": 0.05, "n_points": 32, "each_step": False},
+    "retrieval": {"n_symbols": 8, "n_pairs": 4, "shortest": None},
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDataConfig(DataConfig):
-    """One of four tasks, each on sequences of ``length`` steps. A field that the task does not have has to be None.
+    """One of five tasks, each on sequences of ``length`` steps. A field that the task does not have has to be None.
 
     delay: the input is a white signal u, and the target of every step is u ``delay`` steps ago (half the length by
         default), 0 before that. Regression of every step: d_input 1, d_output 1, pooling None. Predicting zero gives a
@@ -54,7 +56,15 @@ class MemoryDataConfig(DataConfig):
         Regression from the last step (d_input 1, d_output n_points, pooling "last"), or with ``each_step`` from every
         step (pooling None; 0 for times before the beginning).
         Source: Gu et al. 2020, arXiv:2008.07669; Gu et al. 2022, arXiv:2206.12037.
+    retrieval: in the first quarter of a row lie ``n_pairs`` keys, each with one of ``n_symbols`` symbols behind it. All
+        else is noise, in which the symbols come as well, but no key. The last step is one of the keys, and the class is
+        its symbol.
+        Classification of the whole from its last step: vocab_size n_pairs + n_symbols + 8 more of noise,
+        n_classes n_symbols, pooling "last". Chance: 1/n_symbols.
+        Source: as multi-query recall, Arora et al. 2023, arXiv:2312.04927, with one query far behind its pair.
 
+    shortest: the rows of the training split grow from this length to ``length``, so that each octave of lengths has as
+        many steps, and half of the rows are shorter than twice this (see ``train.short_first``); None: all are as long.
     band: the signal has no frequency above this fraction of the Nyquist frequency; None: white noise, each value
         normal and independent. Every signal has mean 0 and variance 1 in expectation.
     n_train, n_validation, n_test: how many rows.
@@ -69,6 +79,8 @@ class MemoryDataConfig(DataConfig):
     band: Share | None = None
     n_points: Count | None = None
     each_step: bool | None = None
+    n_pairs: Count | None = None
+    shortest: AtLeastTwo | None = None
     n_train: Count = 4096
     n_validation: Natural = 512
     n_test: Natural = 512
@@ -83,6 +95,8 @@ class MemoryDataConfig(DataConfig):
             ("window", self.length),
             ("n_copied", (self.length - 1) // 2),
             ("n_points", self.resolved("window")),
+            ("n_pairs", (self.shortest or self.length) // 8),
+            ("shortest", self.length),
         ):
             value = self.resolved(name)
             if value is not None and value > high:
@@ -113,15 +127,19 @@ class MemorySplit:
         require_free(ROW_BYTES * n_rows, f"data.n_{name}={n_rows}")
         require_free(STEP_BYTES * config.length, f"a row of data.length={config.length}")
         self.lengths = np.full(n_rows, config.length, np.int64)
+        if name == "train" and config.shortest is not None:
+            self.lengths = growing(n_rows, config.shortest, config.length)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """inputs and targets of these rows, as ``LabelledBatch`` has them."""
-        pairs = [_draw(self.config, self._generator(int(row))) for row in rows]
+        pairs = [_draw(self.config, self._generator(int(row)), int(self.lengths[row])) for row in rows]
         inputs, targets = zip(*pairs)
-        return np.stack(inputs), np.stack(targets)
+        longest = max(map(len, inputs))
+        padded = [np.pad(x, [(0, longest - len(x)), *[(0, 0)] * (x.ndim - 1)]) for x in inputs]
+        return np.stack(padded), np.stack(targets)
 
     def _generator(self, row: int) -> np.random.Generator:
         return np.random.default_rng([self.config.seed, SPLITS.index(self.name), row])
@@ -135,12 +153,14 @@ class MemoryData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The symbols, for copying; else empty."""
+        """The symbols, for copying and retrieval; else empty."""
         return tuple(map(str, range(self.config.resolved("n_symbols") or 0)))
 
     @property
     def vocab_size(self) -> int | None:
-        """The number of tokens, for copying; None where numbers are read."""
+        """The number of tokens, for copying and retrieval; None where numbers are read."""
+        if self.config.task == "retrieval":
+            return len(self.classes) + int(self.config.resolved("n_pairs")) + N_NOISE
         return len(self.classes) + 2 if self.classes else None
 
     @property
@@ -149,7 +169,7 @@ class MemoryData:
 
     @property
     def d_output(self) -> int:
-        """Numbers to predict; 0 for copying."""
+        """Numbers to predict; 0 where there are classes."""
         return 0 if self.classes else self.config.resolved("n_points") or 1
 
     @property
@@ -165,6 +185,9 @@ class MemoryData:
     def fingerprint(self) -> str:
         """Equal only for the same rows: what a resumed run is held against."""
         fields = {name: self.config.resolved(name) for name in asdict(self.config)}
+        for name in ("n_pairs", "shortest"):  # which rows drawn before there was such a field do not have
+            if fields[name] is None:
+                del fields[name]
         first = self.split("train").read(np.arange(1))  # in case numpy should ever draw other numbers
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
         for array in first:
@@ -213,8 +236,20 @@ def white_signal(generator: np.random.Generator, length: int, band: float | None
     return signal * length / n_frequencies**0.5
 
 
-def _draw(config: MemoryDataConfig, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    length = config.length
+def growing(n: int, shortest: int, longest: int) -> np.ndarray:
+    """(n,) int64 lengths from the shortest to the longest, as many steps in each octave: of f of the rows, the longest
+    is 1 / (1/shortest - f (1/shortest - 1/longest)).
+
+    >>> growing(8, 64, 1024)
+    array([  67,   76,   90,  109,  139,  189,  297,  692])
+    """
+    share = (np.arange(n) + 0.5) / n
+    return np.rint(1 / (1 / shortest - share * (1 / shortest - 1 / longest))).astype(np.int64)
+
+
+def _draw(config: MemoryDataConfig, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
+    if config.task == "retrieval":
+        return _draw_retrieval(generator, length, config.resolved("n_symbols"), config.resolved("n_pairs"))
     if config.task == "copying":
         return _draw_copying(generator, length, config.resolved("n_symbols"), config.resolved("n_copied"))
     if config.task == "adding":
@@ -244,3 +279,18 @@ def _draw_copying(
     targets = np.full(length, IGNORED)
     targets[length - n_copied :] = symbols
     return tokens, targets
+
+
+def _draw_retrieval(
+    generator: np.random.Generator, length: int, n_symbols: int, n_pairs: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens: the keys, the symbols, and what else is noise."""
+    tokens = generator.integers(n_pairs, n_pairs + n_symbols + N_NOISE, size=length)
+    symbols = generator.integers(n_symbols, size=n_pairs)
+    keys = generator.permutation(n_pairs)
+    free = length // 4 - n_pairs  # places, if a pair took one
+    begins = np.sort(generator.choice(free, n_pairs, replace=False)) + np.arange(n_pairs)
+    tokens[begins], tokens[begins + 1] = keys, n_pairs + symbols
+    asked = generator.integers(n_pairs)
+    tokens[-1] = keys[asked]
+    return tokens, symbols[asked]

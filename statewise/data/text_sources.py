@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from statewise.data.base import absolute
+from statewise.data.fasta import FastaShelf, is_fasta
 from statewise.data.hugging_face import PREFIX, corpus_shelf, is_hugging_face
 from statewise.data.progress import Progress
 from statewise.data.shelves import WholeShelf, record_shelves, refuse_records
-from statewise.data.sources import CORPORA, HEAD_BYTES, Source, find_documents
+from statewise.data.sources import CORPORA, HEAD_BYTES, Source, find_documents, unpacked
 from statewise.data.stored_documents import Shelf, store_documents
 from statewise.errors import DataError
 from statewise.files.opening import COMPRESSED
@@ -26,7 +27,6 @@ NAMED = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-PACKED_ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 
 
 def find_text(
@@ -45,7 +45,8 @@ def find_text(
             raise DataError(f'"{source}" is plain text without fields; leave out data.text_field (--text-field)')
         found = find_documents(source, take=lambda path, head: True)
         return _stored(found, record_shelves(found.documents, text_field), progress)
-    return find_documents(source) if source in CORPORA else _find_plain(source, as_text, progress)
+    plain = source in CORPORA and source != "e-coli"
+    return find_documents(source) if plain else _find_plain(source, as_text, progress)
 
 
 def holds_records(source: str) -> bool:
@@ -59,7 +60,7 @@ def holds_records(source: str) -> bool:
         return False
     first = find_documents(source, take=lambda path, head: True).documents[0].path
     kind = kind_within(first)
-    return kind in ("json lines", "parquet") or (kind == "table" and _unpacked(first).suffix.lower() in NAMED)
+    return kind in ("json lines", "parquet") or (kind == "table" and unpacked(first).suffix.lower() in NAMED)
 
 
 def absolute_source(source: str) -> str:
@@ -78,6 +79,7 @@ def absolute_source(source: str) -> str:
 
 def _find_plain(source: str, as_text: bool, progress: Progress | None) -> Source:
     packed: set[Path] = set()
+    fasta: set[Path] = set()
     parquet: list[Path] = []
     alone = Path(source).expanduser().is_file()
 
@@ -87,6 +89,8 @@ def _find_plain(source: str, as_text: bool, progress: Progress | None) -> Source
             return True
         if head.startswith(b"PAR1"):  # which is binary, and skipped beside text
             parquet.append(path)
+        elif not as_text and is_fasta(path, head):
+            fasta.add(path.absolute())
         elif not as_text:
             _refuse_records(path, head, alone)
         return False
@@ -97,9 +101,10 @@ def _find_plain(source: str, as_text: bool, progress: Progress | None) -> Source
         if not parquet:
             raise
         raise refuse_records(parquet[0], "parquet") from error
-    if not packed:
+    if not packed and not fasta:
         return found
-    shelves, passed_over = [], dict(found.passed_over)
+    shelves: list[Shelf] = []
+    passed_over = dict(found.passed_over)
     for document in found.documents:
         shelf = WholeShelf(document)
         if document.path in packed:
@@ -109,9 +114,11 @@ def _find_plain(source: str, as_text: bool, progress: Progress | None) -> Source
                     raise DataError(f"{source} holds {in_words(kind_within(document.path))}, compressed; expected text")
                 passed_over["binary"] = passed_over.get("binary", 0) + 1
                 continue
-            if not as_text:
+            if not as_text and is_fasta(document.path, head):
+                fasta.add(document.path)
+            elif not as_text:
                 _refuse_records(document.path, head, alone)
-        shelves.append(shelf)
+        shelves.append(FastaShelf(document) if document.path in fasta else shelf)
     if not shelves:
         raise DataError(f'"{source}" has no text: skipped {passed_over["binary"]:,} binary')
     return _stored(replace(found, passed_over=passed_over), shelves, progress)
@@ -119,7 +126,7 @@ def _find_plain(source: str, as_text: bool, progress: Progress | None) -> Source
 
 def _refuse_records(path: Path, head: bytes, alone: bool) -> None:
     """Errors:  DataError for records, by the file's name or by what is in it."""
-    kind = NAMED.get(_unpacked(path).suffix.lower())
+    kind = NAMED.get(unpacked(path).suffix.lower())
     begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if kind is None and (begins == b"{" or (alone and begins == b"[")):
         found = kind_within(path)
@@ -131,11 +138,6 @@ def _refuse_records(path: Path, head: bytes, alone: bool) -> None:
             kind = found
     if kind is not None:
         raise refuse_records(path, kind)
-
-
-def _unpacked(path: Path) -> Path:
-    """Without the ending of what it is compressed by."""
-    return path.with_suffix("") if path.suffix.lower() in PACKED_ENDINGS else path
 
 
 def _stored(found: Source, shelves: Sequence[Shelf], progress: Progress | None) -> Source:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 LONGEST_PREFIX = 1000
+NAMED = ("bytes", "bases")  # tokenizers by name
 REPLACEMENT = "\ufffd"
 # Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
 # a bound, a model that writes nothing but stray bytes would make the cost per token grow for ever.
@@ -301,9 +302,13 @@ def text_of(data: bytes) -> str:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """``"bytes"``, or the path of a tokenizer.json (or of the folder it lies in)."""
+    """``"bytes"``, ``"bases"``, or the path of a tokenizer.json (or of the folder it lies in)."""
     if spec == "bytes":
         return ByteTokenizer()
+    if spec == "bases":
+        from statewise.data.bases import BasesTokenizer
+
+        return BasesTokenizer()
     return FileTokenizer(Path(spec))
 
 

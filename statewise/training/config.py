@@ -231,6 +231,7 @@ class TrainConfig(Config):
     length: Count | None = None  # tokens in a sequence of text, by default 512; other sequences have their own: None
     accumulation: Count = 1  # micro-batches whose gradients are averaged before each step
     drop_last: bool = True  # leave out the rows of an epoch that fill no batch; false: they are its last batch
+    short_first: bool = False  # sequences of their own length: each epoch from the shortest to the longest
     carry_state: bool = False  # read contiguous streams, the state passed on (detached) from batch to batch
     seed: Seed = 0  # of the parameters, the dropout and the order of the data
 

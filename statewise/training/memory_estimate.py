@@ -180,9 +180,10 @@ def rehearse(
             state = task.initial_state(model) if train.carry_state else None
             states = 0
             if train.pieces > 1:
-                batch = task.piece(batch, 0, train.pieces * share.sequence)
+                n_pieces = task.n_pieces(batch)
+                batch = task.piece(batch, 0, n_pieces * share.sequence)
                 state = model.initial_state(len(batch.inputs)) if state is None else state
-                states = min(train.pieces, 2 * MOST_KEPT) * sum(map(n_bytes, tree_leaves(state)))
+                states = min(n_pieces, 2 * MOST_KEPT) * sum(map(n_bytes, tree_leaves(state)))
             before = rehearsal.live
             with autocast(train.precision, device):
                 loss, state = task.loss(model, batch, state)
@@ -239,10 +240,13 @@ def largest_batch(task: Task[Any, Any], share: Share) -> Any:
     """The first micro-batch, or the largest of the first few where they differ, and of it what one process reads."""
     if task.run.train.pieces > 1:  # which the ranks of a row share, each piece by itself: see rehearse
         share = replace(share, sequence=1)
-    batch = task.batches[0]
-    if getattr(batch, "lengths", None) is not None:
-        several = (task.batches[step] for step in range(min(LOOKED_AT, task.batches.steps_per_epoch)))
-        batch = max(several, key=n_numbers)
+    n_steps = task.batches.steps_per_epoch
+    if task.run.train.short_first:
+        batch = task.batches[n_steps - 1]
+    else:
+        batch = task.batches[0]
+    if getattr(batch, "lengths", None) is not None and not task.run.train.short_first:
+        batch = max((task.batches[step] for step in range(min(LOOKED_AT, n_steps))), key=n_numbers)
     return tree_map(lambda leaf: _part(leaf, share) if isinstance(leaf, Tensor) else leaf, batch)
 
 

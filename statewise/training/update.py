@@ -112,9 +112,10 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
     before = state.carried
     if before is None:
         before = state.model.initial_state(len(ranks.rows_of(batch.inputs)), device=state.device)
+    n_pieces = task.n_pieces(batch)
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
-        piece, share = ranks.piece_of(task, batch, number, config.pieces)
+        piece, share = ranks.piece_of(task, batch, number, n_pieces)
         piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)
         with autocast(config.precision, state.device):
             loss, after = loss_of(piece, before)
@@ -122,7 +123,7 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
             return (loss.nan_to_num(0.0) * 0.0 if ranks.waits else None), after
         return loss * share / config.accumulation, after
 
-    loss, after, _ = through_time(read, config.pieces, before, state.device, handed=ranks.handed)
+    loss, after, _ = through_time(read, n_pieces, before, state.device, handed=ranks.handed)
     if state.carried is not None:
         state.carried = after
     return loss

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import struct
-import wave
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from labelled import SPOKEN, as_stored, needs, opened
+from labelled import SPOKEN, as_stored, needs, opened, write_wave
 
 from statewise.data.labelled_batches import LabelledBatches
 from statewise.errors import DataError
 
 # ---- spoken digits
-
-
-def write_wave(path: Path, samples: list[int], rate: int = 8000) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(np.array(samples, "<i2").tobytes())
 
 
 def test_recordings_of_a_folder(tmp_path: Path) -> None:

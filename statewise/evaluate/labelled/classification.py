@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from statewise.errors import InputError, require_least
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.evaluation_mode import evaluation_mode
+
+LONG_ROW = 1 << 16  # steps; longer rows are read in pieces
+PIECE = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,8 @@ def evaluate_classifier(
 ) -> Classification:
     """Classify every row of a split, or the first ``max_sequences``; ``progress(done, total)`` is called on the way.
 
-    Rows of similar length share a batch; which rows share one only changes the speed.
+    Rows of similar length share a batch; which rows share one only changes the speed. Rows of more than 65,536 steps
+    are read in pieces, if the model has a state.
 
     Errors:  InputError for logits that are not finite, or that do not fit the targets; for max_sequences below 1.
     """
@@ -123,10 +128,33 @@ def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]
     lengths = None if batch.lengths is None else batch.lengths.to(weight.device)
     if model.config.input is None and inputs.is_floating_point():
         inputs = inputs.to(weight.dtype)
-    outputs, _ = model(inputs, lengths=lengths)
+    outputs = _outputs(model, inputs, lengths)
     if not outputs.isfinite().all():
         raise InputError("the model's outputs are not finite: its parameters or the data hold NaN or infinity")
     return outputs, targets
+
+
+def _outputs(model: SequenceModel, x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Of rows that are long in pieces, so that the memory does not grow with them."""
+    length = x.shape[1]
+    state = _first_state(model, x) if length > LONG_ROW else None
+    if state is None:
+        return model(x, lengths=lengths)[0]
+    found = []
+    for begin in range(0, length, PIECE):
+        piece = x[:, begin : begin + PIECE]
+        own = None if lengths is None else (lengths - begin).clamp(0, piece.shape[1])
+        outputs, state = model(piece, state, lengths=own)
+        found.append(outputs)
+    return found[-1] if model.pooling is not None else torch.cat(found, 1)
+
+
+def _first_state(model: SequenceModel, x: Tensor) -> Any:
+    """None for a model that needs whole rows."""
+    try:
+        return model.initial_state(len(x))
+    except InputError:
+        return None
 
 
 def confusion_matrix(targets: np.ndarray, predictions: np.ndarray, n_classes: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.regressor import SequenceRegressorConfig
 from statewise.training.config import RunConfig
 from statewise.training.initial_tokenizer import own_tokenizer
-from statewise.training.presets import tuned
+from statewise.training.presets import long, tuned
 from statewise.training.presets.general import GENERAL as GENERAL
 from statewise.training.presets.general import KIND_OF as KIND_OF
 from statewise.training.presets.general import MODELS, OF_KIND
@@ -43,6 +43,11 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "mqar": tuned.mqar,
     "selective-copying": tuned.selective_copying,
     "long-induction-head": tuned.long_induction_head,
+    "genome": long.genome,
+    "long-retrieval-262k": long.long_retrieval_262k,
+    "long-retrieval-1m": long.long_retrieval_1m,
+    "long-audio-262k": long.long_audio_262k,
+    "long-audio-1m": long.long_audio_1m,
 }
 
 

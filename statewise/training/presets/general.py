@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import cast
 
 from statewise.data.base import DataConfig
+from statewise.data.fasta import holds_bases
 from statewise.data.recognise import CORPUS, LABELLED, SERIES_KIND, TEXTS
 from statewise.data.text import TextDataConfig
 from statewise.data.text_sources import find_text
+from statewise.data.tokenizers import NAMED
 from statewise.models import presets as models
 from statewise.models.base import ModelConfig
 from statewise.models.classifier import SequenceClassifierConfig
@@ -43,11 +45,14 @@ EPOCHS = 30.0
 def language(data: DataConfig, given: Collection[str]) -> RunConfig:
     """The hybrid of ``make demo`` on any text: five minutes, in tokens that it learns where there is text enough."""
     data = cast(TextDataConfig, data)
-    n_bytes = find_text(data.source, data.text_field, as_text=data.as_text).n_bytes
-    if "tokenizer" not in given:
+    found = find_text(data.source, data.text_field, as_text=data.as_text)
+    n_bytes, bases = found.n_bytes, holds_bases(found)
+    if "tokenizer" not in given and bases is not None:  # no words to learn
+        data = replace(data, tokenizer="bases" if bases else "bytes")
+    elif "tokenizer" not in given:
         size = next(size for most, size in VOCABULARY if n_bytes <= most)
         data = replace(data, tokenizer=f"bpe:{size}") if size else data
-    n_tokens = n_bytes if data.tokenizer == "bytes" else n_bytes / BYTES_A_TOKEN
+    n_tokens = n_bytes if data.tokenizer in NAMED else n_bytes / BYTES_A_TOKEN
     batch_size, length = 8, 256
     while batch_size > 1 and 4 * batch_size * length > n_tokens:
         batch_size //= 2

@@ -69,6 +69,7 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
                         "across_documents", "chunk_length", "n_streams", "window", "stride", "compressors"
     progress_line       of the terminal's bar, filled from a "train" record: keep it short
     evaluation_line     above the bar after an evaluation, filled from its record
+    sorts               whether ``train.short_first`` sorts its rows by length
     searches            whether a step is a search of its own (:meth:`search`), instead of the optimiser's
     plot_of             what :meth:`plot` draws, in words; None: nothing
     """
@@ -81,11 +82,17 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
     evaluate_options: ClassVar[tuple[str, ...]] = ()
     progress_line: ClassVar[str] = "loss {loss:.4f}"
     evaluation_line: ClassVar[str] = "loss {loss:.4f}"
+    sorts: ClassVar[bool] = False
     searches: ClassVar[bool] = False
     plot_of: ClassVar[str | None] = None
 
     def __init__(self, run: RunConfig) -> None:
         self.run = run
+        if run.train.short_first and not self.sorts:
+            raise ConfigError(
+                f"train.short_first=true is for sequences of their own lengths, not for {type(run.data).__name__}; set "
+                "train.short_first=false"
+            )
 
     def go_on_from(self, saved: ModelConfig) -> None:
         """A run that continues from a checkpoint reads raw data as its model says. Called before batches."""
@@ -188,6 +195,11 @@ class Task(abc.ABC, Generic[ModelType, BatchType]):
             f"{self.pieces_field}={n_pieces}: the rows of {type(self.run.data).__name__} are not cut in pieces; "
             f"set {self.pieces_field}=1"
         )
+
+    def n_pieces(self, batch: BatchType) -> int:
+        """In how many pieces the rows of a batch are read, one after the other: ``train.pieces``, or fewer for a batch
+        of short rows."""
+        return self.run.train.pieces
 
     @property
     def pieces_field(self) -> str:

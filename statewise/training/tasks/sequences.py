@@ -44,6 +44,7 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
     unit = "sequences"
     noun = "data"
+    sorts = True
     reads_pairs = False  # whether a row is a pair of sequences
 
     def __init__(self, run: RunConfig) -> None:
@@ -168,11 +169,19 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
             None if lengths is None else (lengths - number * own).clamp(0, own),
         )
 
+    def n_pieces(self, batch: LabelledBatch) -> int:
+        """Pieces are as long as those of the longest row, so a batch of shorter ones has fewer."""
+        return max(1, -(-self.run.train.pieces * batch.inputs.shape[1] // self._longest))
+
+    @cached_property
+    def _longest(self) -> int:
+        return int(self.data.split("train").lengths.max())
+
     @cached_property
     def batches(self) -> LabelledBatches:
         train = self.run.train
         split = as_read(cast(SequenceModelConfig, self.run.model), self.data.split("train"))
-        return LabelledBatches(split, train.batch_size, train.seed, train.drop_last)
+        return LabelledBatches(split, train.batch_size, train.seed, train.drop_last, train.short_first)
 
 
 SequenceData = LabelledData | LabelledTextData | MemoryData | LongRangeData
