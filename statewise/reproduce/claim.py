@@ -63,6 +63,7 @@ PLACES = {
     "delay": "long_delay",
     "lssl-vs-s4": "lssl_vs_s4",
     "s4-vs-transformer": "s4_vs_transformer",
+    "s4-filter": "s4_filter",
     "flashconv": "flashconv",
     **dict.fromkeys(("digits", "acsf1", "spoken-digits", "fashion-mnist", "co2"), "trained_task"),
     "baselines": "baselines",
