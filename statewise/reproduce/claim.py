@@ -67,6 +67,7 @@ PLACES = {
     "flashconv": "flashconv",
     **dict.fromkeys(("digits", "acsf1", "spoken-digits", "fashion-mnist", "co2"), "trained_task"),
     "baselines": "baselines",
+    "sampling": "sampling",
     "h3-synthetics": "h3_synthetics",
     "mqar": "mqar",
     "lra": "lra.claim",
