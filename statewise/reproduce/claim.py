@@ -73,6 +73,7 @@ PLACES = {
     "lra": "lra.claim",
     "h3-at-work": "h3_at_work.claim",
     "h3-language": "h3_language.claim",
+    "attention-place": "attention_place",
     "h3-throughput": "h3_throughput",
     "induction-heads": "induction_heads",
     "selective-copying": "selective_copying",
