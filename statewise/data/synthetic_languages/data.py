@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from statewise.data.splits import SPLITS
+from statewise.data.splits import SPLITS, unknown_split
 from statewise.data.synthetic_languages.config import OLD_FIELDS, SyntheticLanguageConfig
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words, mixed
@@ -196,7 +196,7 @@ class SyntheticLanguage:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         if not self._n_rows(name):
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")
         return self._splits[name]
