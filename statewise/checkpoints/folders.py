@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def read_checkpoint(folder: str | os.PathLike[str], read: Callable[[Path, Manife
 def require_checkpoint(folder: Path) -> None:
     """CheckpointError that says what is there instead, unless it is a folder with a config.json."""
     if not folder.exists():
-        raise CheckpointError(f"there is no checkpoint at {folder}: no such folder{_hub_hint(folder)}")
+        what = "file" if folder.suffix in WEIGHT_SUFFIXES else "folder"
+        raise CheckpointError(f"there is no checkpoint at {folder}: no such {what}{_hub_hint(folder) or _near(folder)}")
     if not folder.is_dir():
         raise _not_a_folder(folder)
     if (folder / CONFIG_FILE).exists() or (folder / CONFIG_FILE).is_symlink():
@@ -64,7 +66,18 @@ def require_checkpoint(folder: Path) -> None:
     for name in names:
         if Path(name).suffix in PICKLE_SUFFIXES:
             refuse_pickle(folder / name)
-    raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}")
+    inside = [
+        folder / name for name in names if any((folder / name / file).exists() for file in (RUN_FILE, CONFIG_FILE))
+    ]
+    hint = f"; there are models inside: give {' or '.join(map(str, inside[:3]))}" if inside else ""
+    raise CheckpointError(f"{folder} is not a checkpoint: it has no {CONFIG_FILE}{hint}")
+
+
+def _near(path: Path) -> str:
+    """The folder or file beside it whose name is nearest."""
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _hub_hint(path: Path) -> str:

@@ -114,7 +114,10 @@ def no_such_field(cls: Any, name: str) -> str:
     for group, kind in schema(cls).items():
         if isinstance(kind, Nested) and not kind.is_open:
             near = {field: join(group, field) for field in schema(kind.classes[0])} | near
-    return f"{cls.__name__} has no field {excerpt(name)}; {suggest(name, list(schema(cls)), 'Its fields', near)}"
+    hint = suggest(name, list(schema(cls)), "Its fields", near, all_by=f"help({cls.__name__})")
+    if not hint.startswith("did you mean"):  # then which there are helps more than a short line
+        hint = suggest(name, list(schema(cls)), "Its fields", near)
+    return f"{cls.__name__} has no field {excerpt(name)}; {hint}"
 
 
 def current_path(cls: Any, name: str, *, is_group: bool) -> list[str]:

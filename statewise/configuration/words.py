@@ -52,12 +52,13 @@ def suggest(
     >>> suggest("s4e", ["s4", "s4d", "mamba"], "Mixers")
     "did you mean 's4'? Mixers: s4, s4d, mamba"
     >>> suggest("s4e", ["s4", "s4d", *map(str, range(60))], "Mixers", all_by="docs/layers.md")
-    "did you mean 's4', 's4d' or '4'? All 62: docs/layers.md"
+    "did you mean 's4' or 's4d'? All 62: docs/layers.md"
     """
     told = {str(one): str(one) for one in known} if near is None else near
     listed = f"{title}: {', '.join(map(str, known))}"
     too_long = all_by is not None and len(listed) > LONGEST_LIST
-    close = difflib.get_close_matches(name, list(told), n=3 if too_long else 1, cutoff=0.5)
+    n, cutoff = (3, 0.6) if too_long else (1, 0.5)
+    close = difflib.get_close_matches(name, list(told), n=n, cutoff=cutoff)
     if too_long:
         listed = f"All {len(known)}: {all_by}"
     if not close:

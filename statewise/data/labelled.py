@@ -30,10 +30,10 @@ from statewise.data.sequences import (
     standardise_all,
     standardise_rows,
 )
-from statewise.data.splits import ALL, SPLITS
+from statewise.data.splits import ALL, SPLITS, unknown_split
 from statewise.data.spoken_digits import find_spoken_digits
 from statewise.data.ucr import find_ucr
-from statewise.errors import ConfigError, DataError
+from statewise.errors import DataError
 
 NO_VALIDATION = "too few training rows of each class to hold any out"
 
@@ -87,7 +87,7 @@ class LabelledData:
         if name == ALL:
             return together(list(self.splits.values()), self.config.seed)
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {[*SPLITS, ALL]}")
+            raise unknown_split(name, *SPLITS, ALL)
         if name not in self.splits:
             is_zero = getattr(self.config, f"{name}_fraction") == 0
             why = f"data.{name}_fraction is 0; set it above 0" if is_zero else NO_VALIDATION

@@ -23,7 +23,7 @@ from statewise.data.long_range.vocabulary import BYTES, byte_tokens
 from statewise.data.own.known import NOTHING, Known
 from statewise.data.own.targets import TASKS, as_targets
 from statewise.data.progress import Progress
-from statewise.data.splits import ALL, SPLITS, WholeParts
+from statewise.data.splits import ALL, SPLITS, WholeParts, unknown_split
 from statewise.data.stored_documents import StoredDocuments, store_documents
 from statewise.data.text_sources import absolute_source
 from statewise.data.token_store import open_store
@@ -131,7 +131,7 @@ class LabelledTextData:
         if name == ALL:
             return together(list(self.splits.values()), self.config.seed)
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {[*SPLITS, ALL]}")
+            raise unknown_split(name, *SPLITS, ALL)
         if name not in self.splits:
             raise DataError(f"there is no {name} split: data.{name}_fraction is 0; set it above 0")
         return self.splits[name]

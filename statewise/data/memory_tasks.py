@@ -16,7 +16,7 @@ import numpy as np
 
 from statewise.configuration.types import AtLeastTwo, Count, Natural, OneOf, Share
 from statewise.data.base import DataConfig
-from statewise.data.splits import SPLITS
+from statewise.data.splits import SPLITS, unknown_split
 from statewise.errors import ConfigError, DataError
 from statewise.memory import require_free
 
@@ -200,7 +200,7 @@ class MemoryData:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         n_rows = getattr(self.config, f"n_{name}")
         if not n_rows:
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")

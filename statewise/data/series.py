@@ -22,7 +22,7 @@ from statewise.data.series_covariates import read_covariates, training_scales
 from statewise.data.series_files import SERIES, SeriesTable, find_series, read_series
 from statewise.data.series_times import Frequency
 from statewise.data.series_windows import Origin, Window, ends_of_splits, origins_within
-from statewise.data.splits import SPLITS
+from statewise.data.splits import SPLITS, unknown_split
 from statewise.errors import ConfigError, DataError, require_least
 from statewise.models.series_input import CYCLES, Calendar, Columns, Decimal, Delimiter, SeriesInputConfig
 
@@ -166,7 +166,7 @@ class SeriesData:
         Errors:  DataError if its fraction is 0 or no window fits in; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         begin, end = self.span(name)
         if begin == end:
             raise DataError(f"the series have no {name} split: data.{name}_fraction is 0; set it above 0")

@@ -17,7 +17,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from statewise.data.sources import Document
-from statewise.errors import DataError, reading
+from statewise.errors import ConfigError, DataError, reading
 
 SPLITS = ("train", "validation", "test")
 ALL = "all"  # of labelled rows: those of all splits together
@@ -201,3 +201,8 @@ def _slice(documents: Sequence[Document], begin: int, end: int) -> tuple[Part, .
             parts.append(Part(document, low, high))
         offset += document.size
     return tuple(parts)
+
+
+def unknown_split(name: str, *known: str) -> ConfigError:
+    """The error of a split that there is not; ``known``: those there are, or else the three."""
+    return ConfigError(f"the split {name!r} is unknown; use {', '.join(known or SPLITS)}")

@@ -19,7 +19,7 @@ from statewise.configuration.types import Fraction, Name
 from statewise.data.base import DataConfig
 from statewise.data.learned_tokenizer import learn_tokenizer, learned_size
 from statewise.data.sources import Source, describe_passed_over
-from statewise.data.splits import SPLITS, Division, Part, divide
+from statewise.data.splits import SPLITS, Division, Part, divide, unknown_split
 from statewise.data.text_sources import absolute_source, find_text
 from statewise.data.token_store import Progress, TokenStore, open_store, read_parts
 from statewise.data.tokenizers import NAMED, Tokenizer, describe_tokenizer, load_tokenizer
@@ -147,7 +147,7 @@ class Corpus:
         Errors:  DataError if its fraction is 0; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         if not self.parts[name]:
             raise DataError(f"the corpus has no {name} split: data.{name}_fraction is 0; set it above 0")
         first = sum(len(self.parts[other]) for other in SPLITS[: SPLITS.index(name)])

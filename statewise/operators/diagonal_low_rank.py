@@ -149,13 +149,15 @@ class DiagonalPlusLowRank(TimeInvariant):
         """
         if length < 1:
             return self._no_taps(length)
+        return self.response_by_squaring(length) if self.squares(length) else self.response_by_cauchy_sums(length)
+
+    def squares(self, length: int) -> bool:
+        """Whether an impulse response of this length is computed by squaring the dense A."""
         n, rank = self.P.shape[2], self.P.shape[1]
         p = 1 if self.C.ndim == 2 else self.C.shape[1]
         sums = length * n * (p + rank) * (1 + rank)
         squarings = (2 * n) ** 3 * max(1, length.bit_length())
-        if self.Q is not None or squarings < WORTH_A_SUM * sums:
-            return self.response_by_squaring(length)
-        return self.response_by_cauchy_sums(length)
+        return self.Q is not None or squarings < WORTH_A_SUM * sums
 
     def response_by_squaring(self, length: int) -> Tensor:
         """C A^k B in two levels of about sqrt(length) rows each, doubled with the squares of the dense A.

@@ -6,7 +6,7 @@ import json
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol, cast
 
 import torch
 
@@ -15,6 +15,8 @@ from statewise.configuration.types import AtLeastTwo, Distinct, OneOf, Seed
 from statewise.errors import DivergedError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gated_recurrence import GRUConfig
+from statewise.mixers.lssl import LSSLConfig
+from statewise.mixers.s4d import S4DConfig
 from statewise.mixers.temporal_convolution import tcn_layers
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
@@ -40,8 +42,9 @@ MEASURED = {
     "fashion-mnist": ("accuracy", ".1%"),
     "co2": ("mae", ".3f"),
 }
-ARMS = {"s4d": "S4D", "attention": "attention", "gru": "GRU", "tcn": "causal CNN"}
-RATES = {"s4d": None, "attention": 1e-3, "gru": 2e-3, "tcn": 2e-3}  # None: the preset's own
+ARMS = {"s4d": "S4D", "attention": "attention", "gru": "GRU", "tcn": "causal CNN", "lssl": "LSSL"}
+USUAL = tuple(ARMS)[:4]
+RATES = {"s4d": None, "attention": 1e-3, "gru": 2e-3, "tcn": 2e-3, "lssl": None}  # None: the preset's own
 N_HEADS, EXPAND = 4, 2
 LEVELS, TAPS, CHANNELS = 8, 7, 25  # Bai et al. 2018, arXiv:1803.01271, table 3: sequential MNIST
 _ONE_STEP = "one-step.json"
@@ -50,7 +53,7 @@ _ONE_STEP = "one-step.json"
 @dataclass(frozen=True, kw_only=True)
 class BaselinesSettings(Settings):
     """preset:  of ``statewise train``: its data, schedule and, for S4D, its model
-    arms:     of "s4d", "attention", "gru", "tcn"
+    arms:     of "s4d", "attention", "gru", "tcn" and "lssl", which is not among the usual ones
     settings: fields of every run to set, as "train.budget.steps=100"
     folder:   where the data lie, for data that have a folder
     seeds:    one run each for every arm
@@ -58,7 +61,7 @@ class BaselinesSettings(Settings):
     """
 
     preset: Annotated[str, OneOf(MEASURED)] = "acsf1"
-    arms: Distinct[Annotated[str, OneOf(ARMS)]] = tuple(ARMS)
+    arms: Distinct[Annotated[str, OneOf(ARMS)]] = USUAL
     settings: tuple[str, ...] = ()
     folder: str | None = None
     seeds: Distinct[Seed] = (0,)
@@ -69,7 +72,18 @@ class BaselinesSettings(Settings):
         self.require(self.folder is None or has_folder, f"the data of {self.preset} have no folder; leave it out")
 
 
-def run_config(config: BaselinesSettings, arm: str, seed: int) -> RunConfig:
+class Trained(Protocol):
+    """Settings of a claim that trains several arms of a preset."""
+
+    @property
+    def preset(self) -> str: ...
+    @property
+    def settings(self) -> tuple[str, ...]: ...
+    @property
+    def folder(self) -> str | None: ...
+
+
+def run_config(config: Trained, arm: str, seed: int) -> RunConfig:
     """The training run of an arm.
 
     Errors: ConfigError for a field that the run does not have.
@@ -98,6 +112,9 @@ def with_arm(model: ModelConfig, arm: str) -> ModelConfig:
         return replace(model, d_model=CHANNELS, layers=blocks)  # type: ignore[call-arg]
     if arm == "gru":
         block = replace(first, mixer=GRUConfig())
+    elif arm == "lssl":
+        s4d = cast(S4DConfig, first.mixer)
+        block = replace(first, mixer=LSSLConfig(d_state=s4d.d_state, dt_range=s4d.dt_range))
     else:
         block = replace(first, mixer=AttentionConfig(n_heads=N_HEADS), mlp=MLPConfig(expand=EXPAND, activation="gelu"))
     return replace(model, layers=(block,) * len(layers))  # type: ignore[call-arg]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from statewise.reproduce.claim import Claim, Found
 from statewise.reproduce.measure import compare, in_units
 from statewise.reproduce.page import told
 from statewise.reproduce.report import MARKED, Bar, Curve, Panel, Report, curves
-from statewise.reproduce.settings import Settings
-from statewise.reproduce.work import Job, Work, job_for_each_length
+from statewise.reproduce.settings import BEFORE, Settings
+from statewise.reproduce.work import Job, Work
 from statewise.training.config import Device
 from statewise.training.environment import choose_device
 from statewise.training.report import Reporter
@@ -33,6 +33,7 @@ LEAST_SPEED = {1024: 1.6, 4096: 5.2}
 @dataclass(frozen=True, kw_only=True)
 class S4VsTransformerSettings(Settings):
     """lengths, batches: of the sequences, and how many of them are in a step at each length
+    alone:    whether each length is measured with one sequence in a step as well
     d_model, n_layers, n_heads: of both, and of the attention
     d_state: of S4; expand: of the Transformer's MLP
     rounds:  how often both are measured in turn, at each length
@@ -41,6 +42,7 @@ class S4VsTransformerSettings(Settings):
 
     lengths: Distinct[Count] = (1024, 4096, 16384)
     batches: NonEmpty[Count] = (8, 8, 2)
+    alone: bool = field(default=True, metadata={BEFORE: False})
     d_model: Width = 256
     n_layers: Depth = 4
     n_heads: Count = 4
@@ -51,6 +53,12 @@ class S4VsTransformerSettings(Settings):
 
     def check(self) -> None:
         self.require_as_many("lengths", "batches")
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Length and batch of each part."""
+        found = {f"length-{n}": (n, batch) for n, batch in zip(self.lengths, self.batches)}
+        alone = {f"length-{n}-alone": (n, 1) for n, batch in found.values() if self.alone and batch > 1}
+        return {**found, **alone}
 
 
 class Stack(nn.Module):
@@ -85,7 +93,7 @@ def training_step(model: Stack, optimizer: torch.optim.Optimizer, x: Tensor, tar
 
 
 def trials(config: S4VsTransformerSettings, work: Work) -> dict[str, Job]:
-    return job_for_each_length(measure_length, config)
+    return {part: Job(measure_length, (config, *size)) for part, size in config.sizes().items()}
 
 
 def measure_length(config: S4VsTransformerSettings, length: int, batch: int, reporter: Reporter) -> dict[str, Any]:
@@ -103,34 +111,37 @@ def measure_length(config: S4VsTransformerSettings, length: int, batch: int, rep
 
 
 def report(config: S4VsTransformerSettings, found: Found) -> Report:
-    figures: dict[int, dict[str, Any]] = {}
-    for length in config.lengths:
-        ms, mb = (units := in_units(found[f"length-{length}"])).values()
+    figures: dict[str, dict[str, Any]] = {}
+    for part in config.sizes():
+        ms, mb = (units := in_units(found[part])).values()
         ratios = {"speed_ratio": ms["Transformer"] / ms["S4"], "memory_share": mb["S4"] / mb["Transformer"]}
-        figures[length] = {**units, **ratios, **found[f"length-{length}"]}
-    rows = [
-        {**part, "n": n, "faster": PUBLISHED_SPEED.get(n), "share": PUBLISHED_MEMORY.get(n)}
-        for n, part in figures.items()
-    ]
+        figures[part.removeprefix("length-")] = {**units, **ratios, **found[part]}
+    by_length = {n: figures[str(n)] for n in config.lengths}
+    rows = []
+    for part, (n, _) in config.sizes().items():
+        published = (
+            {"faster": PUBLISHED_SPEED.get(n), "share": PUBLISHED_MEMORY.get(n)} if part == f"length-{n}" else {}
+        )
+        rows.append({"faster": None, "share": None, **figures[part.removeprefix("length-")], "n": n, **published})
     panels = []
     for unit, title in (("ms", "microseconds a time step"), ("mb", "kilobytes a time step")):
         lines = [
-            Curve(config.lengths, [1e3 * f[unit][name] / (f["batch"] * n) for n, f in figures.items()], name, MARKED)
+            Curve(config.lengths, [1e3 * f[unit][name] / (f["batch"] * n) for n, f in by_length.items()], name, MARKED)
             for name in ("Transformer", "S4")
         ]
         panels.append(Panel(lines, title=title, ticks=config.lengths, log="y", x="length"))
     is_full = (config.d_model, config.n_layers) == (256, 4)
     return told(
         "s4-vs-transformer",
-        {**vars(config), "parameters": figures[config.lengths[0]]["parameters"]},
+        {**vars(config), "parameters": by_length[config.lengths[0]]["parameters"]},
         rows,
         rows,
         bars=[
-            Bar(what=f"S4 faster at length {n:,}", ours=figures[n]["speed_ratio"], bar=bar, unit="x")
+            Bar(what=f"S4 faster at length {n:,}", ours=by_length[n]["speed_ratio"], bar=bar, unit="x")
             for n, bar in LEAST_SPEED.items()
-            if n in figures and is_full
+            if n in by_length and is_full
         ],
-        figures={str(length): part for length, part in figures.items()},
+        figures=figures,
         plots=[curves("s4-vs-transformer", "A training step", *panels, width=8.5, height=4.0)],
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.checkpoints.folders import RUN_FILE
-from statewise.configuration import Config, assign
+from statewise.configuration import TYPE_KEY, Config, assign, to_dict
 from statewise.configuration.base import no_such_field
 from statewise.data.recognise import Recognised
 from statewise.data.series import SeriesDataConfig
@@ -201,7 +201,7 @@ def _run_config(model: Any, data: Recognised | None, changes: Mapping[str, Any],
     lines = []
     if any(value is not None for value in budget.values()):  # those not given are no limit any more
         lines = [f"train.budget.{name}={json.dumps(value)}" for name, value in budget.items()]
-    lines += [f"{name}={json.dumps(value)}" for name, value in changes.items() if not isinstance(value, Config)]
+    lines += [f"{name}={_json(name, value)}" for name, value in changes.items() if not isinstance(value, Config)]
     if isinstance(model, RunConfig):
         run = model if data is None else replace(model, data=data.config)
     elif data is None and model in PRESETS:
@@ -220,6 +220,20 @@ def _run_config(model: Any, data: Recognised | None, changes: Mapping[str, Any],
     whole = isinstance(model, RunConfig) and data is None
     kept = {*changes, "model"} if "train.initial" in changes else {*changes}
     return run if whole or fitted else fit_model(run, kept)
+
+
+def _json(name: str, value: Any) -> str:
+    """The value of a field as ``assign`` takes it; configs may be within.
+
+    Errors:  ConfigError for what no field is made of.
+    """
+
+    def written(inner: Any) -> Any:
+        if isinstance(inner, Config):
+            return {TYPE_KEY: type(inner).__name__, **to_dict(inner)}
+        raise ConfigError(f"{name} holds a {type(inner).__name__}; expected numbers, texts, lists and configs")
+
+    return json.dumps(value, default=written)
 
 
 def _as_read_by(model: ModelConfig, data: Recognised) -> Recognised:

@@ -67,6 +67,11 @@ def test_what_cannot_be_resolved(tmp_path: Path) -> None:
     assert refusal(resolve, run) == f"the run {run} has no checkpoint yet"
     assert "no such folder" in refusal(resolve, tmp_path / "nothing")
     assert "is not a checkpoint" in refusal(resolve, tmp_path)
+    assert refusal(resolve, tmp_path / "x.gguf").endswith("no such file")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    assert refusal(resolve, tmp_path / "runs").endswith(f"there are models inside: give {tmp_path / 'runs' / 'mine'}")
+    assert refusal(resolve, tmp_path / "runs" / "mind").endswith(f"did you mean {tmp_path / 'runs' / 'mine'}?")
     assert "is not a run folder" in refusal(list_checkpoints, tmp_path)
     with pytest.raises(InputError, match='which=\'worst\' is unknown; use "best" or "latest"'):
         resolve(run, "worst")

@@ -13,6 +13,7 @@ from statewise.data.synthetic_languages import (
     IGNORED,
     LANGUAGES,
 )
+from statewise.errors import ConfigError
 
 
 def thousand(task: str, **options: Any) -> list[tuple[list[int], list[int], list[bool]]]:
@@ -41,6 +42,18 @@ def test_induction_head() -> None:
         places[tokens.index(19)] += 1
     assert set(places) == set(range(28))
     assert max(places.values()) < 3 * min(places.values())
+
+
+@pytest.mark.parametrize(("task", "body", "row"), [("induction-head", 30, 32), ("associative-recall", 20, 23)])
+def test_the_lengths_of_the_table_in_h3s_paper(task: str, body: int, row: int) -> None:
+    """They count the body, and are the rows that the default lengths are."""
+    of_body = language(task, length=body, counted="body", test_length=2 * body)
+    of_row = language(task, length=row, test_length=2 * body + row - body)
+    for split in ("train", "test"):
+        found, expected = (data.split(split).read(np.arange(20)) for data in (of_body, of_row))
+        assert all(np.array_equal(*pair) for pair in zip(found, expected))
+    with pytest.raises(ConfigError, match=r"length=1 does not fit; expected (at least 3|an even number from 2 up)"):
+        language(task, length=1, counted="body")
 
 
 def test_associative_recall() -> None:

@@ -69,7 +69,8 @@ class TestS4VsTransformer:
     def test_quick(self, tmp_path: Path) -> None:
         outcome = quick("s4-vs-transformer", tmp_path / "run", "lengths=[16,32]", "batches=[2,1]", "n_layers=1")
         found = figures(outcome)
-        assert found["16"]["batch"] == 2
+        assert (found["16"]["batch"], found["16-alone"]["batch"]) == (2, 1)
+        assert set(found) == {"16", "16-alone", "32"}  # whose batch is one sequence
         assert found["32"]["speed_ratio"] == pytest.approx(found["32"]["ms"]["Transformer"] / found["32"]["ms"]["S4"])
         assert outcome.record["bars"] == []  # type: ignore[index]
         assert f"{found['16']['parameters']['S4']:,}" in outcome.record["setting"]  # type: ignore[index]
@@ -89,7 +90,8 @@ class TestS4VsTransformer:
             "peak_bytes": {"Transformer": 10, "S4": 5},
             "parameters": {"Transformer": 2, "S4": 1},
         }
-        report = transformer.report(transformer.S4VsTransformerSettings(), {f"length-{4**i}": part for i in (5, 6, 7)})
+        config = transformer.S4VsTransformerSettings(alone=False)
+        report = transformer.report(config, {f"length-{4**i}": part for i in (5, 6, 7)})
         assert [(bar.bar, bar.holds) for bar in report.bars] == [(1.6, True), (5.2, False)]
         assert [row[2] for row in report.tables[0].rows] == ["1.58x", "5.19x", "-"]
         assert [row[2] for row in report.tables[1].rows] == ["0.43", "0.091", "-"]
@@ -196,7 +198,10 @@ class TestTrainedTasks:
             assert run.train.seed == 3
             model = run.model.build()
             names = {type(module).__name__ for module in model.modules()}
-            assert ({"S4D": "S4D", "attention": "Attention", "GRU": "GRU", "causal CNN": "TCN"}[ARMS[arm]]) in names
+            assert (
+                ({"S4D": "S4D", "attention": "Attention", "GRU": "GRU", "causal CNN": "TCN", "LSSL": "LSSL"}[ARMS[arm]])
+                in names
+            )
 
     def test_settings(self, tmp_path: Path) -> None:
         for fields, message in (

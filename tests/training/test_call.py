@@ -34,6 +34,11 @@ def train(data: Any = (X, Y), model: Any = TINY, **more: Any) -> Any:
     return sw.train(model, data, **{"steps": 2, **more})
 
 
+def test_a_list_of_configs_is_set() -> None:
+    run = sw.train("tiny", None, steps=1, set={"model.layers": [sw.MambaConfig(d_state=4)]}, out="run")
+    assert run.model.config.layers == (sw.MambaConfig(d_state=4),)
+
+
 class TestRun:
     def test_ten_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
         run = sw.train("classifier", (X, Y), steps=30, out="run")
@@ -222,6 +227,7 @@ class TestMistakes:
             ({"validation": (X, Y), "data": sw.LabelledDataConfig()}, "validation= is for arrays"),
             ({"set": {"train.lrr": 1}}, "did you mean 'optimizer.lr'"),
             ({"set": {"train.optimiser": sw.OptimizerConfig()}}, "no field 'optimiser'"),
+            ({"set": {"model.layers": [object()]}}, "model.layers holds a object; expected numbers, texts, lists and"),
             ({"model": sw.training.TrainConfig}, "model is a"),
         ],
     )

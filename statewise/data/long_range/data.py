@@ -11,8 +11,8 @@ import numpy as np
 from statewise.data.long_range.config import PAIRS, LongRangeDataConfig
 from statewise.data.long_range.split import TokenRowsSplit, rows_fingerprint
 from statewise.data.sequences import LabelledSplit
-from statewise.data.splits import SPLITS
-from statewise.errors import ConfigError, DataError
+from statewise.data.splits import SPLITS, unknown_split
+from statewise.errors import DataError
 
 Split = TokenRowsSplit | LabelledSplit
 
@@ -70,7 +70,7 @@ class LongRangeData:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         if name not in self.splits:
             fields = (f"n_{name}", f"{name}_fraction")
             empty = [f"data.{field}=0" for field in fields if self.config.resolved(field) == 0]

@@ -10,9 +10,9 @@ import numpy as np
 from statewise.configuration.types import Count, at_least
 from statewise.data.synthetic_languages.induction_head import named_as_text
 from statewise.data.synthetic_languages.language import (
+    AskedOnceConfig,
     Language,
     Rows,
-    SyntheticLanguageConfig,
     TrainingRowCount,
 )
 from statewise.data.synthetic_languages.words import Words
@@ -37,9 +37,10 @@ class AssociativeRecall(Language):
     deduplicated = True
 
     def check(self, length: int, field: str) -> None:
-        self.require(
-            field, length >= 5 and length % 2 == 1, 'an odd number from 5 up: pairs, "=>", a key and its value'
+        row = (
+            'an odd number from 5 up: pairs, "=>", a key and its value (or counted="body", and the tokens of the pairs)'
         )
+        self.require(field, length >= 5 and length % 2 == 1, row, of_body="an even number from 2 up: pairs")
 
     def draw(self, words: Words, length: int) -> Rows:
         n_keys, n_pairs = (self.vocab_size - 2) // 2, (length - 3) // 2
@@ -69,10 +70,11 @@ class AssociativeRecall(Language):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssociativeRecallConfig(SyntheticLanguageConfig):
+class AssociativeRecallConfig(AskedOnceConfig):
     """The value of a key: :class:`AssociativeRecall`."""
 
     task: ClassVar[str] = "associative-recall"
+    n_behind: ClassVar[int] = 3  # "=>", the key and its value
 
     vocab_size: Annotated[int, at_least(6)] = 10  # "=>", ".", two keys and two values at least
     length: Count = 23

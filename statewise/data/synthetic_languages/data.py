@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from statewise.data.splits import SPLITS
+from statewise.data.splits import SPLITS, unknown_split
 from statewise.data.synthetic_languages.config import OLD_FIELDS, SyntheticLanguageConfig
 from statewise.data.synthetic_languages.language import Language, Rows
 from statewise.data.synthetic_languages.words import Words, mixed
@@ -37,9 +37,7 @@ class LanguageSplit:
 
     def __init__(self, name: str, language: Language, n_rows: int) -> None:
         self.name, self.language, self._n_rows = name, language, n_rows
-        config = language.config
-        at_test = config.test_length if name == "test" else None
-        self._length: int = at_test or config.length
+        self._length = language.config.row_length(name)
         require_free(STEP_BYTES * self._length, f"a row of {self._length:,} tokens")
         require_free(ORDER_BYTES * n_rows, f"data.n_{name}={n_rows}")
 
@@ -185,6 +183,8 @@ class SyntheticLanguage:
         """Equal only for the same rows: what a resumed run is held against."""
         # As the one class for all languages had them, so that runs from then are still found to have the same data.
         fields = {"task": self.config.task, **dict.fromkeys(OLD_FIELDS), **asdict(self.config)}
+        if fields.get("counted") == "row":
+            del fields["counted"]  # which came later, and leaves the rows as they were
         digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
         for array in self.split("train").rows(np.arange(1)):  # in case the rows should ever be drawn in another way
             digest.update(np.ascontiguousarray(array).data)
@@ -196,7 +196,7 @@ class SyntheticLanguage:
         Errors:  DataError if it has no rows; ConfigError for another name.
         """
         if name not in SPLITS:
-            raise ConfigError(f"the split {name!r} is unknown; use one of {list(SPLITS)}")
+            raise unknown_split(name)
         if not self._n_rows(name):
             raise DataError(f"there is no {name} split: data.n_{name} is 0; set it above 0")
         return self._splits[name]

@@ -9,9 +9,9 @@ import numpy as np
 
 from statewise.configuration.types import Count, at_least
 from statewise.data.synthetic_languages.language import (
+    AskedOnceConfig,
     Language,
     Rows,
-    SyntheticLanguageConfig,
     TrainingRowCount,
 )
 from statewise.data.synthetic_languages.words import Words
@@ -34,7 +34,8 @@ class InductionHead(Language):
     deduplicated = True
 
     def check(self, length: int, field: str) -> None:
-        self.require(field, length >= 5, 'at least 5: a body of three tokens, "=>" and the answer')
+        row = 'at least 5: a body of three tokens, "=>" and the answer'
+        self.require(field, length >= 5, row, of_body="at least 3")
 
     def draw(self, words: Words, length: int) -> Rows:
         return draw_induction(words, length, first=1, n_ordinary=self.vocab_size - 2, special=self.vocab_size - 1)
@@ -69,10 +70,11 @@ def named_as_text(vocab_size: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InductionHeadConfig(SyntheticLanguageConfig):
+class InductionHeadConfig(AskedOnceConfig):
     """The token that followed "=>" the first time: :class:`InductionHead`."""
 
     task: ClassVar[str] = "induction-head"
+    n_behind: ClassVar[int] = 2  # "=>" and the answer
 
     vocab_size: Annotated[int, at_least(4)] = 20  # "=>", "." and two others at least
     length: Count = 32

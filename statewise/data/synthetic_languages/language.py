@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,9 +61,13 @@ class SyntheticLanguageConfig(DataConfig):
     seed: LongSeed = 0
 
     def __post_init__(self) -> None:
-        self.language.check(self.length, "length")
+        self.language.check(self.row_length("train"), "length")
         if self.test_length is not None:
-            self.language.check(self.test_length, "test_length")
+            self.language.check(self.row_length("test"), "test_length")
+
+    def row_length(self, split: str) -> int:
+        """Tokens of a row, with the answer where that is one of them."""
+        return self.test_length if split == "test" and self.test_length is not None else self.length
 
     @property
     @abc.abstractmethod
@@ -72,6 +76,22 @@ class SyntheticLanguageConfig(DataConfig):
 
     def with_absolute_paths(self) -> SyntheticLanguageConfig:
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOnceConfig(SyntheticLanguageConfig):
+    """A language with a body, a question behind it, and one answer.
+
+    counted:  what ``length`` and ``test_length`` count: the tokens of a "row", or those of its "body" alone, as the
+              table in H3's paper does (30 and 20)
+    """
+
+    n_behind: ClassVar[int]  # tokens of the question and the answer
+
+    counted: Literal["row", "body"] = "row"
+
+    def row_length(self, split: str) -> int:
+        return super().row_length(split) + (self.n_behind if self.counted == "body" else 0)
 
 
 class Language(abc.ABC):
@@ -88,7 +108,7 @@ class Language(abc.ABC):
 
     @abc.abstractmethod
     def check(self, length: int, field: str) -> None:
-        """Whether rows of this length can be drawn; ``field`` is what the length is called.
+        """Whether rows of so many tokens can be drawn; ``field`` is what their length is called.
 
         Errors:  ConfigError that names the field at fault.
         """
@@ -111,9 +131,11 @@ class Language(abc.ABC):
     def symbols(self) -> tuple[str, ...]:
         """A name for each token."""
 
-    def require(self, field: str, holds: bool, expected: str) -> None:
-        """Raises ConfigError about a field, unless it ``holds``."""
+    def require(self, field: str, holds: bool, expected: str, *, of_body: str = "") -> None:
+        """Raises ConfigError about a field, unless it ``holds``; ``of_body``: what is expected of a body's length."""
         if not holds:
+            if isinstance(self.config, AskedOnceConfig) and self.config.counted == "body":
+                expected = of_body or expected
             raise ConfigError(
                 f"{type(self.config).__name__}.{field}={getattr(self.config, field)} does not fit; expected {expected}"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -110,6 +110,27 @@ def attention_places(n_layers: int) -> tuple[int, int]:
     return 1, 1 + n_layers // 2
 
 
+def kind_and_places(name: str, n_layers: int) -> tuple[str, tuple[int, ...]]:
+    """The mixer of a name, and which layers are attention instead: those of the paper for a hybrid, or any behind "@".
+
+    Errors:  ConfigError for places that are no layers.
+
+    >>> kind_and_places("h3-hybrid", 12), kind_and_places("gss@0+3", 8), kind_and_places("h3@none", 8)
+    (('h3', (1, 7)), ('gss', (0, 3)), ('h3', ()))
+    """
+    if "@" not in name:
+        kind = name.removesuffix("-hybrid")
+        return kind, attention_places(n_layers) if kind != name else ()
+    kind, text = name.split("@")
+    words = [] if text == "none" else text.split("+")
+    places = tuple(int(word) for word in words if word.isdecimal() and int(word) < n_layers)
+    if len(places) < len(words) or len(set(places)) < len(places):
+        raise ConfigError(
+            f'the places {text!r} are unknown; expected layers from 0 to {n_layers - 1} as "1+5", or "none"'
+        )
+    return kind, places
+
+
 def describe(name: str, config: LanguageModelConfig) -> str:
     """The sizes in a few words."""
     mlp = config.blocks[0].mlp
@@ -127,9 +148,8 @@ def _with_mlp(name: str, sizes: Sizes, d_hidden: int) -> LanguageModelConfig:
     attention = block(
         AttentionConfig(n_heads=sizes.n_heads, positions=positions, bias=True, weight_std=sizes.weight_std)
     )
-    kind = name.removesuffix("-hybrid")
+    kind, places = kind_and_places(name, sizes.n_layers)
     layer = attention if name.startswith("transformer") else block(MIXERS[kind](sizes))
-    places: Sequence[int] = attention_places(sizes.n_layers) if name.endswith("-hybrid") else ()
     return LanguageModelConfig(
         vocab_size=sizes.vocab_size,
         d_model=sizes.d_model,
