@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,14 @@ def memory(model: Model) -> dict[str, int]:
         packed = matrices(model)
         rest = 4 * (sum(sizes.values()) - sum(sizes[id(weight)] for weight in packed))
         for precision in PRECISIONS[2:]:
-            found[precision] = rest + sum(
-                math.prod(w.shape[:-2]) * packed_bytes(*w.shape[-2:], precision) for w in packed
-            )
+            found[precision] = rest + sum(experts_bytes(w.shape, precision) for w in packed)
     return found
+
+
+def experts_bytes(shape: Sequence[int], precision: str) -> int:
+    """Of a packed matrix, or of those of all experts, which lie along a first axis."""
+    *n_experts, n_rows, n_columns = shape
+    return math.prod(n_experts) * packed_bytes(n_rows, n_columns, precision)
 
 
 def kind_bytes(headers: Headers, dtype: str) -> int:

@@ -75,8 +75,8 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
         program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
     emit_scale(program, (config.embedding_scale if positions is None else 1.0) / stream, x, d_model)
     if any(block.mixer.reads_embedding for block in model.blocks):
-        embedding = token_embedding(program, d_model)
-        emit_affine(program, x, embedding, d_model, torch.full((d_model,), stream), wait=True)
+        kept = token_embedding(program, d_model)
+        emit_affine(program, x, kept, d_model, torch.full((d_model,), stream), wait=True)
     states = [_emit_block(program, block, x, stream) for block in model.blocks]
     n_body = len(program)
     if model.norm is not None:

@@ -70,8 +70,7 @@ class Packed:
 
 
 def packed_bytes(n_rows: int, n_columns: int, precision: str) -> int:
-    """The memory of a matrix that is packed with the default group, before it is there: of one expert's, if there are
-    several."""
+    """The memory of a matrix that is packed with the default group, before it is there."""
     n_rows = -(-n_rows // BLOCK) * BLOCK
     if precision not in LARGEST:
         return n_rows * n_columns * (4 if precision == "float32" else 2)

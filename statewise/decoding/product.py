@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statewise import native
 from statewise.decoding.call import call_step, one_of_each
+from statewise.decoding.latent import TransposedLinear
 from statewise.decoding.packing import Packed, pack
 from statewise.decoding.program import Program, Weights
 from statewise.decoding.reading import WAYS, Way
@@ -16,16 +17,24 @@ from statewise.native.memory import in_huge_pages
 class Product:
     """``product(x)``: (batch, columns) -> W x of each row, (batch, rows), float32.
 
+    transposed: (batch, rows) -> W^T x, (batch, columns)
     Errors:  InputError without the C kernels when it is called.
     """
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, *, transposed: bool = False) -> None:
         self.packed = packed
         weight = torch.empty(0)  # whose name the packed one has
-        self._program = Program(Weights(packed.precision, packed.group, {id(weight): packed}))
-        x = self._program.buffer("x", packed.n_columns)
-        self._before = self._program.widths[0]
-        self._program.linear(weight, None, x, self._program.buffer("y", packed.n_rows), wait=False)
+        program = Program(Weights(packed.precision, packed.group, {id(weight): packed}))
+        sizes = (packed.n_columns, packed.n_rows)
+        self.n_in, self.n_out = sizes[::-1] if transposed else sizes
+        x = program.buffer("x", self.n_in)
+        self._program, self._before = program, program.widths[0]
+        y = program.buffer("y", self.n_out)
+        if transposed:
+            scaled = program.buffer("scaled", packed.n_rows, local=True)
+            program.emit(TransposedLinear(weight=packed.matrix(), input=x, output=y, scaled=scaled))
+        else:
+            program.linear(weight, None, x, y, wait=False)
 
     def __call__(
         self,
@@ -40,7 +49,7 @@ class Product:
         n_threads = native.n_threads() if n_threads is None else n_threads
         (shared, local), batch = self._program.widths, len(x)
         scratch = torch.full((batch * (shared + n_threads * local),), torch.nan)
-        scratch[: batch * self._before].view(batch, -1)[:, : self.packed.n_columns] = x
+        scratch[: batch * self._before].view(batch, -1)[:, : self.n_in] = x
         none = torch.zeros(batch, dtype=torch.int64)
         read = one_of_each(none, torch.arange(batch), none.bool())
         widths = (shared, local)
@@ -58,7 +67,7 @@ class Product:
             vnni=vnni,
             alike=alike,
         )
-        return scratch[batch * self._before : batch * shared].view(batch, -1)[:, : self.packed.n_rows]
+        return scratch[batch * self._before : batch * shared].view(batch, -1)[:, : self.n_out]
 
 
 def large(n_columns: int, n_bytes: int, precision: str) -> Packed:

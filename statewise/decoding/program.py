@@ -47,11 +47,10 @@ class Weights:
     def pack(self, weight: Tensor, rows: slice | None = None) -> Packed:
         """rows: of the weight, which alone are meant; their numbers are those that the whole would have."""
         key = id(weight) if rows is None else (id(weight), rows.start, rows.stop)
-        some = weight if rows is None else weight[rows]
-        return self.kept(key, lambda: pack(some, self.precision, self.group))
+        return self.kept(key, lambda: pack(weight if rows is None else weight[rows], self.precision, self.group))
 
     def kept(self, key: Hashable, make: Callable[[], Packed]) -> Packed:
-        """What has been made of a weight of the model, or is made of it now. key: its ``id``, and what of it is meant"""
+        """What has been made of a weight of the model, or is made of it now. key: its ``id``, and which part it is"""
         if key not in self.packed:
             self.packed[key] = make()
         return self.packed[key]

@@ -41,7 +41,7 @@ MODELS: dict[str, Case] = {
     "xlstm, options": (
         "xlstm",
         XLSTM
-        | {"num_hidden_layers": 3, "num_blocks": 3, "output_logit_soft_cap": 1.5, "norm_eps": 1e-3}
+        | {"num_hidden_layers": 3, "num_blocks": 3, "output_logit_soft_cap": 8.0, "norm_eps": 1e-3}
         | {"ffn_proj_factor": 1.7, "ffn_round_up_to_multiple_of": 5},
     ),
 }

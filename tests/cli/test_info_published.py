@@ -133,7 +133,7 @@ def test_gguf_of_another_architecture(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_layer_without_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     path = made("transformers", tmp_path)
-    monkeypatch.setattr("statewise.decoding.layers.MIXERS", {})
+    monkeypatch.setattr("statewise.decoding.mixers.MIXERS", {})
     record = said(capsys, path)
     assert record["parts"][1]["step_in_c"].startswith("is a Mamba, and there is a step for")
     assert "by PyTorch: layers[0] is a Mamba" in record["generates"]

@@ -88,11 +88,14 @@ def test_each_row_of_a_product_as_if_alone(precision: str, instructions: str) ->
 
 
 @needs_library
+@pytest.mark.parametrize("rests", [False, True], ids=["from a state", "from rest"])
+@pytest.mark.parametrize("layers", ["hybrid", "fast weights", "gated memories", "latent", "attention, convolved"])
 @torch.no_grad()
-def test_rows_that_keep_different_counts_and_begin_documents() -> None:
+def test_rows_that_keep_different_counts_and_begin_documents(layers: str, rests: bool) -> None:
     """Rows of different lengths, some of which read nothing, on one thread and on three."""
-    model = build("hybrid")
-    decoder, state, tokens = Decoder(model), ragged_state(model, 4), tokens_of(4, 5)
+    model = build(layers)
+    decoder, tokens = Decoder(model), tokens_of(4, 5)
+    state = decoder.initial_state(4) if rests else ragged_state(model, 4)
     lengths, kept = torch.tensor([5, 3, 0, 4]), torch.tensor([2, 3, 0, 4])
     starts = torch.zeros(4, 5, dtype=torch.bool)
     starts[0, 1] = starts[1, 2] = starts[3, 0] = starts[3, 3] = starts[1, 4] = True

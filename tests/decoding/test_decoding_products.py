@@ -69,6 +69,23 @@ def test_every_product_is_its_definition(precision: str, group: int | None, inst
 
 
 @needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(("precision", "group"), CASES)
+def test_every_transposed_product_is_its_definition(precision: str, group: int | None, instructions: str) -> None:
+    """To the rounding of float32: here x stays as it is."""
+    torch.manual_seed(0)
+    with native.forced(instructions):
+        for n_rows, n_columns in SHAPES:
+            weight = torch.randn(n_rows, n_columns)
+            product = Product(pack(weight, precision, group), transposed=True)
+            exact, x = weight_of(weight, precision, group), torch.randn(5, n_rows)
+            found, most = product(x), x.double().abs() @ exact.abs()
+            assert bool(((found.double() - x.double() @ exact).abs() <= 1e-6 * most).all())
+            assert torch.equal(product(x, n_threads=3), found)
+            assert torch.equal(product(x[3:4]), found[3:4])
+
+
+@needs_library
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_a_row_of_integers_is_the_same_bits_in_any_batch(precision: str) -> None:
     torch.manual_seed(0)

@@ -94,3 +94,16 @@ def test_a_product_is_its_definition(kind: str, instructions: str) -> None:
             others = [product(x, way, n_threads=1, vnni=False) for way in WAYS[:2]]
             assert all(torch.equal(found, other) for other in (*others, product(x, WAYS[-1], n_threads=3)))
             assert torch.equal(found[:1], product(x[:1]))
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+def test_a_transposed_product_is_its_definition(kind: str) -> None:
+    torch.manual_seed(0)
+    raw = stored(kind)
+    product = Product(pack(QuantisedTensor(GGUFBlocks(raw)), STORED), transposed=True)
+    weight, x = widened(raw).double(), torch.randn(2, 35)
+    most = x.double().abs() @ weight.abs()
+    for instructions in native.instruction_sets():
+        with native.forced(instructions):
+            assert bool(((product(x).double() - x.double() @ weight).abs() <= 2e-6 * most).all())
