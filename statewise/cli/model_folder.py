@@ -13,8 +13,10 @@ import torch
 
 from statewise.checkpoints import files, locate_source, read_config, resolve
 from statewise.checkpoints.convert import Progress, open_published
-from statewise.checkpoints.convert.source import PublishedTokenizer, is_published
+from statewise.checkpoints.convert.headers import read_headers
+from statewise.checkpoints.convert.source import GGUF, PublishedTokenizer, find_source, is_published
 from statewise.checkpoints.convert.wrapped import WRAPPED
+from statewise.checkpoints.empty import build_empty
 from statewise.checkpoints.loading import lacks
 from statewise.checkpoints.manifest import TOKENIZER_FILE, TokenizerRecord
 from statewise.conventions.published import FILES as PUBLISHED_FILES
@@ -228,7 +230,8 @@ def open_model(
 
     A published model is a folder, a file, or a name of the hub, as :func:`statewise.load` takes them, with ``dtype``.
 
-    keep_quantised: as for :func:`statewise.load`, where the device is the CPU
+    keep_quantised: as for :func:`statewise.load`, where the device is the CPU and the model has a step in C: without it
+              each token would unpack all matrices
     progress: called for each tensor of a published model that is read, with how many there are
     Errors:  ConfigError for an unknown choice; CheckpointError if there is nothing to load, it is damaged, or the
              folder holds several runs, of which one has to be named.
@@ -243,7 +246,8 @@ def open_model(
     chosen = "cuda" if cuda and device != "cpu" else "cpu"
     folder = locate_source(folder)
     if is_published(folder):
-        published = open_published(folder, keep_quantised=keep_quantised and chosen == "cpu")
+        keeps = keep_quantised and chosen == "cpu" and _has_step(folder)
+        published = open_published(folder, keep_quantised=keeps)
         model = published.build(device=chosen, dtype=dtype, progress=progress)
         return ModelFolder(folder, folder, model, tokenizer, published.format, published.source.tokenizer)
     names = None if (folder / RUN_FILE).exists() else runs_in(folder)
@@ -253,6 +257,15 @@ def open_model(
         )
     checkpoint = resolve(folder, "latest" if which == "latest" else "best")
     return ModelFolder(folder, checkpoint, files.load(checkpoint, device=chosen, dtype=dtype), tokenizer)
+
+
+def _has_step(folder: Path) -> bool:
+    """Whether the model of a GGUF file has a step in C; only its header is read."""
+    if find_source(folder).weights.suffix != GGUF:
+        return False
+    config = read_headers(folder).config
+    model = None if config is None else build_empty(config)
+    return isinstance(model, LanguageModel) and refusal(model) is None
 
 
 def open_draft(folder: Path, of: ModelFolder, *, device: str) -> LanguageModel:

@@ -24,10 +24,11 @@ from statewise.checkpoints.convert.gguf_types import QUANTISATIONS, READ, WRITTE
 from statewise.checkpoints.convert.headers import read_headers
 from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
 from statewise.checkpoints.tensor_files import stored_tensors
+from statewise.cli.model_folder import open_model
 from statewise.decoding import Decoder, refusal
 from statewise.errors import CheckpointError
 from statewise.models.language_model import LanguageModel
-from statewise.models.quantised import QuantisedTensor
+from statewise.models.quantised import QuantisedTensor, is_quantised
 
 gguf = pytest.importorskip("gguf")
 from gguf.quants import quantize  # noqa: E402
@@ -167,11 +168,13 @@ def test_every_type_of_one_hybrid(kind: str, tmp_path: Path) -> None:
         assert torch.equal(weight.widened(), getattr(wide.blocks[i].mixer, part).weight)
         rows = slice(32, 64)
         torch.testing.assert_close(weight.blocks.integers(rows).weight(), weight.widened()[rows], rtol=1e-6, atol=1e-9)
-    assert isinstance(kept.blocks[0].mlp.in_proj.weight, QuantisedTensor)
+    assert isinstance(dict(kept.named_parameters())["layers.0.mlp.in_proj.weight"], QuantisedTensor)
     assert np.array_equal(logits(kept), logits(wide))
     if refusal(kept) is None:
         token = torch.tensor([5])
         known, found = (Decoder(model)(token)[0] for model in (wide, kept))
+        assert known is not None
+        assert found is not None
         assert (found - known).abs().max() < 1e-3 * known.abs().max()
 
 
@@ -196,6 +199,14 @@ def test_matrices_of_several_types_and_in_other_orders_are_kept(
             assert weight.shape[1] % 256 or key.endswith(("convolution.weight", "A_log")), key
     assert " and ".join(mixed) in seen
     assert np.array_equal(logits(kept), logits(wide))
+
+
+@pytest.mark.parametrize("name", ["lfm2", "falcon-h1", "kimi-linear", "qwen3next"])
+def test_commands_keep_the_bits_where_there_is_a_step_in_c(name: str, tmp_path: Path) -> None:
+    """Without it each token would unpack all matrices."""
+    path = write(build(name), tmp_path / "model.gguf", type="Q8_0")
+    model = open_model(path, device="cpu", keep_quantised=True).language_model
+    assert is_quantised(model) == (refusal(model) is None)
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

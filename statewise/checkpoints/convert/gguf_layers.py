@@ -190,8 +190,8 @@ def mamba2(config: Mamba2Config, theirs: str, ours: str, d_model: int) -> list[E
     ]
     if config.norm:
         groups = (config.n_groups, d_inner // config.n_groups)
-        shapes = {"theirs_shape": groups, "ours_shape": (d_inner,)}
-        table.append(reshaped(f"{theirs}ssm_norm.weight", f"{ours}norm.weight", **shapes, drops_ones=True))
+        names = (f"{theirs}ssm_norm.weight", f"{ours}norm.weight")
+        table.append(reshaped(*names, theirs_shape=groups, ours_shape=(d_inner,), drops_ones=True))
     return table
 
 
@@ -300,8 +300,8 @@ def experts(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Ent
     if config.shared is not None:
         table += mlp(config.shared, theirs, f"{ours}shared.", d_model, suffix="_shexp")
     if config.shared_gate:
-        shapes = {"theirs_shape": (d_model,), "ours_shape": (1, d_model)}
-        table.append(reshaped(f"{theirs}ffn_gate_inp_shexp.weight", f"{ours}shared_gate.weight", **shapes))
+        names = (f"{theirs}ffn_gate_inp_shexp.weight", f"{ours}shared_gate.weight")
+        table.append(reshaped(*names, theirs_shape=(d_model,), ours_shape=(1, d_model)))
     if config.d_latent is not None:
         for name, own in (("down", "latent_in"), ("up", "latent_out")):
             table += affine(f"{theirs}ffn_latent_{name}", ours + own, bias=config.latent_bias)
