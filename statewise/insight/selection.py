@@ -72,6 +72,11 @@ def selected(mixer: Mixer, x: Tensor) -> Selected:
         return _mamba(mixer, x)
     if isinstance(mixer, Mamba2):
         return _mamba2(mixer, x)
+    if mixer.mimo is not None:
+        raise InputError(
+            f"a Mamba3 with mimo_rank={mixer.config.mimo_rank} is not one map of each head: its ranks scale each channel "
+            "by itself; give one with mimo_rank=None"
+        )
     _, found = mixer.select(x)
     operator = SSD(found.log_decay, found.key, found.query, mixer.config.chunk_length)
     dt = found.own + found.before
