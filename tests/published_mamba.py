@@ -191,7 +191,7 @@ class Published:
         return self.linear(f"{at}.out_proj", y)
 
     def mamba3(self, at: str, u: Tensor) -> Tensor:
-        own = {name.removeprefix(f"{at}."): tensor for name, tensor in self.tensors.items() if name.startswith(f"{at}.")}
+        own = {name[len(at) + 1 :]: tensor for name, tensor in self.tensors.items() if name.startswith(f"{at}.")}
         return published_mamba3.forward(self.config["ssm_cfg"], own, u)
 
     def attention(self, at: str, u: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ def forward(config: dict[str, Any], tensors: dict[str, Tensor], u: Tensor) -> Te
     parts = [inner, inner, n * groups * rank, n * groups * rank, heads, heads, heads, c["angles"]]
     z, x, B, C, dt, A, trap, angles = (u @ tensors["in_proj.weight"].T).split(parts, -1)
     z, x = (m.reshape(len(u), heads, p) for m in (z, x))
-    B, C = (rms(m.reshape(len(u), rank, groups, n)) * tensors[f"{name}_norm.weight"] for m, name in ((B, "B"), (C, "C")))
+    B, C = (m.reshape(len(u), rank, groups, n) for m in (B, C))
+    B, C = rms(B) * tensors["B_norm.weight"], rms(C) * tensors["C_norm.weight"]
     y = torch.zeros(len(u), heads, p, dtype=torch.float64)
     one = torch.ones(heads, 1, p, dtype=torch.float64)
     up, gate, down = (tensors.get(f"mimo_{letter}", one) for letter in "xzo")

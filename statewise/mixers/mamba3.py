@@ -1,8 +1,9 @@
-"""Mamba-3: a trapezoidal rule instead of the short convolution, a state that rotates, and maybe several inputs of it."""
+"""Mamba-3: a trapezoidal rule instead of the short convolution, and a state that rotates, of one input or several."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -37,7 +38,7 @@ def heavy_tail(a: Tensor) -> Tensor:
     return a.clamp(min=0) + (1 - a.clamp(max=0)).reciprocal()
 
 
-DECAYS = {"softplus": F.softplus, "heavy_tail": heavy_tail}
+DECAYS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": F.softplus, "heavy_tail": heavy_tail}
 
 
 @dataclass(frozen=True, kw_only=True)

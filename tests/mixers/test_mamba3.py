@@ -28,7 +28,7 @@ OPTIONS = [
 
 
 def published(mixer: Mamba3, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, theta and S by loops over rows, heads, steps and ranks, theta absolute and modulo 2 pi as the paper keeps it."""
+    """y, theta and S by loops over rows, heads, steps and ranks; theta absolute and modulo 2 pi, as published."""
     c, d_inner, n_heads, dynamics = mixer.config, mixer.d_inner, mixer.n_heads, mixer.dynamics
     ranks = 1 if c.mimo_rank is None else c.mimo_rank
     projected = F.linear(x, mixer.in_proj.weight)

@@ -1,4 +1,4 @@
-"""``mamba_ssm``'s models: Mamba, Mamba-2, Mamba-3, hybrids of them with attention, and Codestral Mamba, which holds one.
+"""``mamba_ssm``'s models: Mamba, Mamba-2 and Mamba-3, hybrids with attention, and Codestral Mamba, which holds one.
 
 Source: ``MambaLMHeadModel`` and its config in https://github.com/state-spaces/mamba, whose own loader refuses fields it
 does not know, as this one does. Fields that only set how weights are drawn, or which kernel computes the same, are
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from statewise.checkpoints.convert import mamba3
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
@@ -29,7 +30,6 @@ from statewise.checkpoints.convert.fields import (
     wrong,
 )
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
-from statewise.checkpoints.convert import mamba3
 from statewise.checkpoints.convert.mamba_layers import check_embedding, model_entries, only, uniform
 from statewise.checkpoints.empty import expected_shapes
 from statewise.errors import CheckpointError
