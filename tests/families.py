@@ -328,6 +328,7 @@ MIXERS: dict[str, sw.MixerConfig] = {
         attention_adapters=True,
     ),
     "Mamba-3": sw.Mamba3Config(d_state=4, d_head=4),
+    "Mamba-3, several inputs": sw.Mamba3Config(d_state=4, d_head=4, mimo_rank=2, output_norm=True, decay="heavy_tail"),
     "S4": sw.S4Config(d_state=4),
     "S4D": sw.S4DConfig(d_state=4),
     "S5": sw.S5Config(d_state=8, n_blocks=2),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import published_mamba3
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,6 +64,9 @@ def made_up(config: Config, *, seed: int = 0, head: bool = True, dtype: torch.dt
                 draw(f"{mixer}.conv1d.weight", width, 1, c["d_conv"])
                 draw(f"{mixer}.conv1d.bias", width)
             linear(f"{mixer}.out_proj", d, d_head * c["num_heads"], c.get("out_proj_bias", True))
+        elif kind == "Mamba3":
+            for name, (shape, around) in published_mamba3.shapes(config["ssm_cfg"], d).items():
+                draw(f"{mixer}.{name}", *shape, around=around)
         else:
             c = config.get("ssm_cfg", {})
             inner, bias = c.get("expand", 2) * d, c.get("bias", False)
@@ -111,7 +115,12 @@ class Published:
         x = self.tensors["backbone.embedding.weight"][tokens]
         for i, kind in enumerate(layer_kinds(self.config)):
             at = f"backbone.layers.{i}"
-            mixer = {"attention": self.attention, "Mamba1": self.mamba, "Mamba2": self.mamba2}[kind]
+            mixer = {
+                "attention": self.attention,
+                "Mamba1": self.mamba,
+                "Mamba2": self.mamba2,
+                "Mamba3": self.mamba3,
+            }[kind]
             x = x + mixer(f"{at}.mixer", self.norm(f"{at}.norm", x))
             if self.config.get("d_intermediate", 0):
                 value, gate = self.linear(f"{at}.mlp.fc1", self.norm(f"{at}.norm2", x)).chunk(2, -1)
@@ -180,6 +189,10 @@ class Published:
         else:
             y = rms((y * silu(z)).reshape(groups)).reshape(len(x), inner) * weight
         return self.linear(f"{at}.out_proj", y)
+
+    def mamba3(self, at: str, u: Tensor) -> Tensor:
+        own = {name[len(at) + 1 :]: tensor for name, tensor in self.tensors.items() if name.startswith(f"{at}.")}
+        return published_mamba3.forward(self.config["ssm_cfg"], own, u)
 
     def attention(self, at: str, u: Tensor) -> Tensor:
         c = self.config["attn_cfg"]

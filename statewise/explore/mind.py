@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from statewise import insight
 from statewise.data.tokenizers import Tokenizer
 from statewise.errors import InputError
-from statewise.insight.selection import SELECTIVE
+from statewise.insight.selection import selects
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.language_model import LanguageModel, LanguageModelState
 
@@ -68,7 +68,7 @@ class Mind:
         layers = [
             {
                 "name": type(block.mixer).__name__,
-                "selects": isinstance(block.mixer, SELECTIVE),
+                "selects": selects(block.mixer),
                 "edits": kept is not None,
             }
             for block, kept in zip(self.model.blocks, self._memories(self.model.initial_state(1)))
@@ -129,8 +129,8 @@ class Mind:
             def keep(layer: int, _: Any, arguments: tuple[Tensor, ...]) -> None:
                 inputs[layer] = arguments[0]
 
-            mixers = insight.layers_of(self.model, SELECTIVE)
-            hooks = [mixer.register_forward_pre_hook(partial(keep, layer)) for layer, mixer in mixers.items()]
+            mixers = insight.layers_of(self.model).items()
+            hooks = [mixer.register_forward_pre_hook(partial(keep, i)) for i, mixer in mixers if selects(mixer)]
             try:
                 with evaluation_mode(self.model):
                     logits, _ = self.model(self._row(ids))

@@ -24,6 +24,11 @@ SELECTIVE = (Mamba, Mamba2, Mamba3)
 AT_ONCE = 1 << 24  # numbers that the matrices of the heads computed at one time hold
 
 
+def selects(of: Any) -> bool:
+    """Whether there is a map of each head that its input selects: in Mamba, Mamba-2, and Mamba-3 with one input."""
+    return isinstance(of, SELECTIVE) and getattr(of, "mimo", None) is None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Selected:
     """What a selective mixer makes of its input, before its gate and its last projection.
@@ -72,6 +77,11 @@ def selected(mixer: Mixer, x: Tensor) -> Selected:
         return _mamba(mixer, x)
     if isinstance(mixer, Mamba2):
         return _mamba2(mixer, x)
+    if mixer.mimo is not None:
+        raise InputError(
+            f"a Mamba3 with mimo_rank={mixer.config.mimo_rank} has no one map of a head, since its ranks scale each "
+            "channel by itself; give one with mimo_rank=None"
+        )
     _, found = mixer.select(x)
     operator = SSD(found.log_decay, found.key, found.query, mixer.config.chunk_length)
     dt = found.own + found.before

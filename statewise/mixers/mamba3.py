@@ -1,18 +1,21 @@
-"""Mamba-3 with a single input: a trapezoidal rule instead of the short convolution, and a state that rotates."""
+"""Mamba-3: a trapezoidal rule instead of the short convolution, and a state that rotates, of one input or several."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statewise.configuration.types import Count, Positive, PositiveRange, Share
+from statewise.configuration.types import Count, OneOf, Positive, PositiveRange, Share
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
+from statewise.mixers.gated_norm import GatedRMSNorm
+from statewise.mixers.mamba3_ranks import Ranks, system_of_ranks
 from statewise.mixers.prepared import wide
 from statewise.mixers.projection import Linear, draw_default
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
@@ -23,26 +26,42 @@ from statewise.operators.state_shape import leaf
 class Mamba3State(NamedTuple):
     """ssm: (batch, n_heads, d_head, d_state), seen from the last step, whose angle counts as 0 (see :class:`Mamba3`);
     value: (batch, n_heads, d_head) and key: (batch, n_heads, d_state), those of the last step, for the next one's
-    trapezoid."""
+    trapezoid. With ``mimo_rank`` the key is (batch, n_heads, mimo_rank, d_state)."""
 
     ssm: SSDState
     value: Tensor
     key: Tensor
 
 
+def heavy_tail(a: Tensor) -> Tensor:
+    """1 + a above 0, 1 / (1 - a) below: positive and smooth, and it falls slower than softplus."""
+    return a.clamp(min=0) + (1 - a.clamp(max=0)).reciprocal()
+
+
+DECAYS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": F.softplus, "heavy_tail": heavy_tail}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mamba3Config(MixerConfig):
-    """Mamba-3, single input, with its published defaults.
+    """Mamba-3 with its published defaults.
 
     rope_fraction: how much of d_state rotates, in pairs of neighbours, from the first; at least one pair
     a_floor:       the decay -A, which depends on the input, is at least this
-    Source:        arXiv:2603.15569, and the Mamba3 module of ``mamba_ssm`` (without MIMO and output norm).
+    decay:         what makes -A of a projection a: "softplus", or "heavy_tail", 1 + a above 0 and 1 / (1 - a) below, as
+                   ``mamba_ssm`` has it since June 2026
+    mimo_rank:     how many inputs and outputs the state of a head has (MIMO); None: one, without scalings of their own
+    output_norm:   an RMSNorm of each head's output, before its gate
+    chunk_length:  steps in a chunk; with ``mimo_rank`` each rank of a step counts as one
+    Source:        arXiv:2603.15569, and the Mamba3 module of ``mamba_ssm``.
     """
 
     d_state: Count = 128
     d_head: Count = 64
     expand: Count = 2
     n_groups: Count = 1
+    mimo_rank: Count | None = None
+    output_norm: bool = False
+    decay: Annotated[str, OneOf(tuple(DECAYS))] = "softplus"
     rope_fraction: Share = 0.5
     chunk_length: Count = 64
     norm_eps: Positive = 1e-5
@@ -62,12 +81,18 @@ class Mamba3Config(MixerConfig):
         """How many pairs of the state rotate."""
         return int(self.d_state * self.rope_fraction) // 2
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The axis of the ranks, where there is one."""
+        return () if self.mimo_rank is None else (self.mimo_rank,)
+
     def build(self, d_model: int) -> Mamba3:
         return Mamba3(d_model, self)
 
 
 class Mamba3Dynamics(Dynamics):
-    """The bias of dt before its softplus and the skip D, (n_heads,); the biases of B and C, (n_heads, d_state)."""
+    """The bias of dt before its softplus and the skip D, (n_heads,); the biases of B and C, (n_heads, d_state), with
+    ``mimo_rank`` (n_heads, mimo_rank, d_state)."""
 
     step_sizes: ClassVar[tuple[str, ...]] = ("dt_bias",)
 
@@ -76,8 +101,8 @@ class Mamba3Dynamics(Dynamics):
         self.config = config
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.D = nn.Parameter(torch.empty(n_heads))
-        self.B_bias = nn.Parameter(torch.empty(n_heads, config.d_state))
-        self.C_bias = nn.Parameter(torch.empty(n_heads, config.d_state))
+        self.B_bias = nn.Parameter(torch.empty(n_heads, *config.ranks, config.d_state))
+        self.C_bias = nn.Parameter(torch.empty(n_heads, *config.ranks, config.d_state))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -91,8 +116,9 @@ class Mamba3Dynamics(Dynamics):
 
 
 class Mamba3Coefficients(NamedTuple):
-    """Those of each step: value (b, l, h, p); key, query (b, l, h, n) before they are turned; turn (b, l, h,
-    angles) float64, from the step before; decay, own, before (b, l, h): alpha, gamma and beta below."""
+    """Those of each step: value (b, l, h, p); key, query (b, l, h, n), with ranks (b, l, h, r, n), before they are
+    turned; turn (b, l, h, angles) float64, from the step before; decay, own, before (b, l, h): alpha, gamma and beta
+    below."""
 
     value: Tensor
     key: Tensor
@@ -112,6 +138,11 @@ class Mamba3(Mixer):
     In chunks: P_t = S_t - gamma_t v_t k_t^T obeys P_t = alpha_t (P_{t-1} + (gamma_{t-1} + beta_t) v_{t-1} k_{t-1}^T),
     an SSD whose input is that of the step before; what a step adds itself is (k_t . q_t) gamma_t v_t.
 
+    With ``mimo_rank`` R (MIMO) B and C are R vectors a group, rank by rank, and with scalings m a number a channel:
+    v_r = m^x_r v, z_r = m^z_r z, S_t as above with the sums over r of v_r k_r^T, y_r = S_t q_r + D v_r, and
+    W_out (sum over r of m^o_r y_r SiLU(z_r)). The state is as large as with one input; see
+    :func:`~statewise.mixers.mamba3_ranks.system_of_ranks`. With ``output_norm`` y, or each y_r, is normed a head.
+
     Outputs depend on differences of theta only. So the state is kept as the last step sees it, turned back by its
     theta, and no angle is carried from call to call: nothing grows with the number of steps. The published state is
     this one turned by theta.
@@ -119,7 +150,8 @@ class Mamba3(Mixer):
     Shapes:  x: (batch, length, d_model) -> y the same; state: :class:`Mamba3State`
     Cost:    for each token, multiply-adds of the projections, d_model (3 d_inner + 2 n_groups d_state + 3 n_heads +
              n_angles), and of the system, about d_inner (chunk_length + 2 d_state), its keys and queries being those of
-             each head. The state holds d_inner (d_state + 1) + n_heads d_state numbers.
+             each head. The state holds d_inner (d_state + 1) + n_heads d_state numbers. With mimo_rank R there are R
+             times as many rows of B and C, R times the cost of the system, and n_heads R d_state numbers of keys.
     Errors:  ConfigError if the sizes do not divide; InputError for shapes that disagree.
     Source:  arXiv:2603.15569.
     """
@@ -138,13 +170,18 @@ class Mamba3(Mixer):
         self.n_heads = self.d_inner // config.d_head
         if self.n_heads % config.n_groups:
             raise ConfigError(f"Mamba3Config.n_groups={config.n_groups} does not divide {self.n_heads} heads")
-        d_groups = config.n_groups * config.d_state
+        d_groups = math.prod(config.ranks) * config.n_groups * config.d_state
         self.sizes = [self.d_inner, self.d_inner, d_groups, d_groups, *[self.n_heads] * 3, config.n_angles]
-        # z, v, B, C, dt, A, lambda, angle
+        # z, v, B, C (rank by rank, of each its groups), dt, A, lambda, angle
         self.in_proj = Linear(d_model, sum(self.sizes), bias=False, parts=self.sizes)
         self.B_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
         self.C_norm = nn.RMSNorm(config.d_state, eps=config.norm_eps)
         self.dynamics = Mamba3Dynamics(self.n_heads, config)
+        self.mimo = None if config.mimo_rank is None else Ranks(self.n_heads, config.mimo_rank, config.d_head)
+        self.norm: GatedRMSNorm | None = None
+        if config.output_norm:
+            options = {"n_groups": self.n_heads, "norm_before_gate": True, "eps": config.norm_eps}
+            self.norm = GatedRMSNorm(self.d_inner, **options)  # type: ignore[arg-type]
         self.out_proj = Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
 
@@ -153,29 +190,60 @@ class Mamba3(Mixer):
         draw_default(self.in_proj, self.out_proj)
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)
-        for module in (self.B_norm, self.C_norm, self.dynamics):
-            module.reset_parameters()
+        for module in (self.B_norm, self.C_norm, self.dynamics, self.mimo, self.norm):
+            if module is not None:
+                module.reset_parameters()
 
     def state_shape(self) -> Mamba3State:
         h, d_head, d_state = self.n_heads, self.config.d_head, self.config.d_state
-        return Mamba3State(SSDState(leaf(h, d_head, d_state)), leaf(h, d_head), leaf(h, d_state))
+        return Mamba3State(SSDState(leaf(h, d_head, d_state)), leaf(h, d_head), leaf(h, *self.config.ranks, d_state))
 
     def mix(self, x: Tensor, state: Mamba3State | None, masks: Masks) -> tuple[Tensor, Mamba3State | None]:
         z, coefficients = self.select(x, masks)
         before = self.initial_state(x.shape[0]) if state is None else state
         if masks.starts is not None and x.shape[1]:  # where a document begins at once, even NaN before it is forgotten
-            begins = masks.starts[:, 0, None, None]
-            before = before._replace(value=before.value.masked_fill(begins, 0), key=before.key.masked_fill(begins, 0))
+            begins = masks.starts[:, 0]
+            value, key = (m.masked_fill(begins.reshape(-1, *[1] * (m.ndim - 1)), 0) for m in before[1:])
+            before = before._replace(value=value, key=key)
         theta = coefficients.turn.cumsum(1)
-        key, query = turned(coefficients.key, theta), turned(coefficients.query, theta)
-
-        shifted = self._shifted(coefficients, before, masks)
-        operator = SSD(coefficients.log_decay, _delayed(key, before.key), query, self.config.chunk_length)
-        y, ssm = operator.apply(shifted, None if state is None else state.ssm, masks)
-        own = coefficients.own * (coefficients.key * coefficients.query).sum(-1) + wide(self.dynamics.D)
-        y = (y + own.unsqueeze(-1) * coefficients.value).flatten(-2)
-        y = self.out_proj((y * F.silu(wide(z))).to(x.dtype))
+        angles = theta if self.mimo is None else theta.unsqueeze(-2)
+        key, query = turned(coefficients.key, angles), turned(coefficients.query, angles)
+        key, shifted = _delayed(key, before.key), self._shifted(coefficients, before, masks)
+        given = None if state is None else state.ssm
+        y, ssm = self._read(coefficients, z, key, query, shifted, given, masks)
+        y = self.out_proj(y.to(x.dtype))
         return y, None if state is None else self._final(coefficients, theta, before, ssm, masks.lengths)
+
+    def _read(
+        self,
+        now: Mamba3Coefficients,
+        z: Tensor,
+        key: Tensor,
+        query: Tensor,
+        shifted: Tensor,
+        state: SSDState | None,
+        masks: Masks,
+    ) -> tuple[Tensor, SSDState]:
+        """What is read from the states, gated, (batch, length, d_inner). key: of the step before, turned; query:
+        turned; shifted: what the SSD reads, before a rank's scaling."""
+        D, chunk_length = wide(self.dynamics.D), self.config.chunk_length
+        if self.mimo is None:
+            y, state = SSD(now.log_decay, key, query, chunk_length).apply(shifted, state, masks)
+            own = now.own * (now.key * now.query).sum(-1) + D
+            y = (y + own.unsqueeze(-1) * now.value).flatten(-2)
+            return self._gated(y, wide(z)), state
+        value, shifted = self.mimo.values(now.value), self.mimo.values(shifted)
+        y, state = system_of_ranks(now.log_decay, key, query, shifted, state, masks, chunk_length)
+        scores = now.own[..., None, None] * (now.query @ now.key.mT)
+        y = y + scores @ value + D[:, None, None] * value
+        gates = self.mimo.gates(z.unflatten(-1, (self.n_heads, self.config.d_head)))
+        y, gates = (m.transpose(-2, -3).flatten(-2) for m in (y, gates))  # rank by rank, each as wide as d_inner
+        y = self._gated(y, gates).unflatten(-1, (self.n_heads, self.config.d_head)).transpose(-2, -3)
+        return self.mimo.joined(y).flatten(-2), state
+
+    def _gated(self, y: Tensor, z: Tensor) -> Tensor:
+        """(..., d_inner), each head normed where there is a norm."""
+        return y * F.silu(z) if self.norm is None else self.norm(y, z)
 
     def select(self, x: Tensor, masks: Masks = NO_MASKS) -> tuple[Tensor, Mamba3Coefficients]:
         """The gate z (batch, length, d_inner), and the coefficients that x selects."""
@@ -185,11 +253,12 @@ class Mamba3(Mixer):
         per_group = self.n_heads // config.n_groups
 
         def per_head(m: Tensor, norm: nn.RMSNorm, bias: Tensor) -> Tensor:
-            groups = norm(m.unflatten(-1, (config.n_groups, config.d_state)))
-            return wide(groups).repeat_interleave(per_group, 2) + wide(bias)
+            groups = norm(m.unflatten(-1, (*config.ranks, config.n_groups, config.d_state)))
+            heads = wide(groups).repeat_interleave(per_group, -2)
+            return (heads if self.mimo is None else heads.transpose(2, 3)) + wide(bias)
 
         dt = F.softplus(wide(dt) + wide(dynamics.dt_bias))
-        decay = F.softplus(wide(A)).clamp(min=config.a_floor)
+        decay = DECAYS[config.decay](wide(A)).clamp(min=config.a_floor)
         share = torch.sigmoid(wide(trapezoid))  # of the step's own end in the trapezoid
         turn = math.pi * torch.tanh(angle.double()).unsqueeze(2) * dt.double().unsqueeze(-1)
         turn = torch.fmod(turn, 2 * math.pi)  # else one large step takes the digits of every sum behind it
@@ -227,7 +296,10 @@ class Mamba3(Mixer):
         value, key = last(all_.value, before.value), last(all_.key, before.key)
         own = last(all_.own, nothing)
         h = turned(ssm.h, -last(theta, no_angle).unsqueeze(2))
-        h = h + torch.einsum("bh,bhp,bhn->bhpn", own, value, key).to(h.dtype)
+        if self.mimo is None:
+            h = h + torch.einsum("bh,bhp,bhn->bhpn", own, value, key).to(h.dtype)
+        else:
+            h = h + (own[..., None, None] * (self.mimo.values(value).mT @ key)).to(h.dtype)
         return Mamba3State(SSDState(h), value.to(h.dtype), key.to(h.dtype))
 
 

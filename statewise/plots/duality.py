@@ -11,8 +11,8 @@ from torch import Tensor
 
 from statewise import insight
 from statewise.errors import InputError
+from statewise.insight.selection import selects
 from statewise.mixers.h3 import H3
-from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
 from statewise.mixers.mamba3 import Mamba3
 from statewise.operators.selective import SelectiveDiagonal
@@ -31,7 +31,7 @@ LONGEST = 256  # steps of a matrix: its ranks cost the fourth power
 
 
 def has_matrix(of: Any) -> bool:
-    return isinstance(of, (SSD, SelectiveDiagonal, Mamba, Mamba2, Mamba3)) or has_response(of)
+    return isinstance(of, (SSD, SelectiveDiagonal)) or selects(of) or has_response(of)
 
 
 @styled

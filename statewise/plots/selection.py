@@ -11,8 +11,8 @@ from torch import Tensor
 
 from statewise import insight
 from statewise.errors import InputError
-from statewise.insight.selection import SELECTIVE
-from statewise.plots.found import Found, find, is_any, spread
+from statewise.insight.selection import selects
+from statewise.plots.found import Found, find, spread
 from statewise.plots.style import (
     COLOURS,
     LONGEST,
@@ -113,7 +113,7 @@ def _found(of: Any, layer: int | None, inputs: Any, most: int = LONGEST) -> Foun
         given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise InputError(f"inputs must be a tensor (batch, length, ...) of at least one step, got {given}")
     require_steps(inputs, most)
-    return find(of, layer, is_any(*SELECTIVE), "selection", inputs[:1])
+    return find(of, layer, selects, "selection", inputs[:1])
 
 
 def _unit(found: Found) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from statewise.errors import ConfigError
 from statewise.mixers.base import Dynamics, Layer
 from statewise.mixers.h3 import H3Readout
+from statewise.mixers.mamba3_ranks import Ranks
 from statewise.mixers.short_convolution import ShortConvolution
 from statewise.mixers.time_invariant import Readout
 from statewise.models.moe import Experts
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Modules whose parameters of two or more axes are maps between features, pulled towards zero by weight decay.
-MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout, H3Readout, Experts)
+MAPS = (nn.Linear, nn.Conv1d, ShortConvolution, Readout, H3Readout, Experts, Ranks)
 NORMS = (nn.RMSNorm, nn.LayerNorm, nn.GroupNorm)
 
 

@@ -22,6 +22,7 @@ from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.presets import PRESETS
 
 SMALL = {"d_model": 16, "n_layer": 2, "vocab_size": 21}
+MAMBA3 = {"layer": "Mamba3", "d_state": 8, "headdim": 8}
 MAMBA2 = {"layer": "Mamba2", "d_state": 8, "headdim": 8}
 HYBRID = SMALL | {
     "n_layer": 3,
@@ -39,6 +40,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mamba2, every option": SMALL
     | {"ssm_cfg": MAMBA2 | {"ngroups": 2, "d_conv": 2, "norm_before_gate": True, "dt_limit": [0.05, 0.5], "bias": True}}
     | {"tie_embeddings": False, "rms_norm": False},
+    "mamba3": SMALL | {"ssm_cfg": MAMBA3},
+    "mamba3, every option": SMALL
+    | {"ssm_cfg": MAMBA3 | {"rope_fraction": 1.0, "is_outproj_norm": True, "ngroups": 2, "A_floor": 0.4, "expand": 1}},
+    "mamba3, several inputs": SMALL | {"ssm_cfg": MAMBA3 | {"is_mimo": True, "mimo_rank": 3, "ngroups": 2}},
+    "mamba3, several inputs, every option": SMALL
+    | {"ssm_cfg": MAMBA3 | {"is_mimo": True, "d_state": 12, "rope_fraction": 1.0, "is_outproj_norm": True}}
+    | {"tie_embeddings": False, "d_intermediate": 100, "rms_norm": False},
+    "mamba3 with attention": HYBRID | {"ssm_cfg": MAMBA3 | {"is_mimo": True, "mimo_rank": 1}},
     "hybrid": HYBRID,
     "hybrid with MLPs": SMALL
     | {"n_layer": 3, "d_intermediate": 100, "attn_layer_idx": [0, 2], "attn_cfg": {"causal": True, "num_heads": 2}},
@@ -125,7 +134,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rms_norm": 1}, "rms_norm=1; expected true or false"),
     ({"attn_layer_idx": ["1"]}, "attn_layer_idx"),
     ({"ssm_cfg": []}, "ssm_cfg="),
-    ({"ssm_cfg": {"layer": "Mamba3"}}, "layer='Mamba3'; expected 'Mamba1' or 'Mamba2'"),
+    ({"ssm_cfg": {"layer": "Mamba4"}}, "layer='Mamba4'; expected 'Mamba1', 'Mamba2' or 'Mamba3'"),
+    ({"ssm_cfg": MAMBA3 | {"rope_fraction": 0.25}}, "rope_fraction=0.25; expected 0.5 or 1.0"),
+    ({"ssm_cfg": MAMBA3 | {"d_conv": 4}}, "d_conv=4 is unknown"),
+    ({"ssm_cfg": MAMBA3 | {"A_activation": "exp"}}, "A_activation='exp'; expected one of softplus, heavy_tail"),
+    ({"ssm_cfg": MAMBA3 | {"is_mimo": 1}}, "is_mimo=1; expected true or false"),
     ({"ssm_cfg": {"headdim": 8}}, "headdim=8 is unknown"),
     ({"ssm_cfg": {"expand": 1.5}}, "expand=1.5; expected an integer"),
     ({"ssm_cfg": {"dt_max": -1}}, "dt_max=-1; expected a number above 0"),
@@ -170,6 +183,8 @@ WRITTEN: list[tuple[Callable[[], LanguageModelConfig], str]] = [
     (lambda: of(sw.MambaConfig(initialization="lin")), "has initialization='lin'"),
     (lambda: of(sw.MambaConfig(norm_dt_b_c=True)), "has norm_dt_b_c=True"),
     (lambda: of(sw.Mamba2Config(d_head=8, head_pattern="multi_query")), "has head_pattern='multi_query'"),
+    (lambda: of(sw.Mamba3Config(d_head=8)), "has decay='softplus'; its Mamba-3 has only 'heavy_tail'"),
+    (lambda: of(sw.Mamba3Config(d_head=8, decay="heavy_tail", rope_fraction=0.2)), "has rope_fraction=0.2"),
     (lambda: of(sw.MambaConfig(), sw.MambaConfig(d_state=4)), r"layers\[1\] differs"),
     (lambda: of(sw.MambaConfig(), sw.Mamba2Config(d_head=8)), r"layers\[1\] differs"),
     (lambda: of(sw.Mamba2Config(d_head=8, n_groups=2, norm_groups=1)), "norm_groups=1"),

@@ -20,14 +20,19 @@ OPTIONS = [
     {"n_groups": 2},
     {"rope_fraction": 1.0, "expand": 1},
     {"d_state": 5, "a_floor": 0.3, "norm_eps": 1e-2, "dt_range": (0.1, 0.5)},
+    {"output_norm": True, "decay": "heavy_tail"},
+    {"mimo_rank": 1},
+    {"mimo_rank": 3, "n_groups": 2},
+    {"mimo_rank": 2, "rope_fraction": 1.0, "output_norm": True, "decay": "heavy_tail", "norm_eps": 1e-2},
 ]
 
 
 def published(mixer: Mamba3, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, theta and S by loops over rows, heads and steps, theta absolute and modulo 2 pi as the paper keeps it."""
+    """y, theta and S by loops over rows, heads, steps and ranks; theta absolute and modulo 2 pi, as published."""
     c, d_inner, n_heads, dynamics = mixer.config, mixer.d_inner, mixer.n_heads, mixer.dynamics
+    ranks = 1 if c.mimo_rank is None else c.mimo_rank
     projected = F.linear(x, mixer.in_proj.weight)
-    d_groups = c.n_groups * c.d_state
+    d_groups = ranks * c.n_groups * c.d_state
     z, v, B, C, dt, A, trapezoid, angle = projected.split(
         [d_inner, d_inner, d_groups, d_groups, *[n_heads] * 3, c.n_angles], -1
     )
@@ -45,30 +50,41 @@ def published(mixer: Mamba3, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             m[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
         return m
 
+    def decay_of(a: Tensor) -> Tensor:
+        if c.decay == "softplus":
+            return F.softplus(a)
+        return 1 + a if a >= 0 else 1 / (1 - a)
+
+    ones = torch.ones(n_heads, ranks, c.d_head, dtype=x.dtype)
+    scale_x, scale_z, scale_out = (ones,) * 3 if mixer.mimo is None else (mixer.mimo.x, mixer.mimo.z, mixer.mimo.out)
+    bias_B, bias_C = (m.reshape(n_heads, ranks, c.d_state) for m in (dynamics.B_bias, dynamics.C_bias))
     for row in range(x.shape[0]):
         for head in range(n_heads):
             group = head // (n_heads // c.n_groups)
             at = slice(head * c.d_head, (head + 1) * c.d_head)
-            of = slice(group * c.d_state, (group + 1) * c.d_state)
             S = torch.zeros(c.d_head, c.d_state, dtype=x.dtype)
             theta = torch.zeros(c.n_angles, dtype=x.dtype)
-            v_before, k_before = torch.zeros(c.d_head, dtype=x.dtype), torch.zeros(c.d_state, dtype=x.dtype)
+            before = torch.zeros_like(S)
             for t in range(x.shape[1]):
                 step = F.softplus(dt[row, t, head] + dynamics.dt_bias[head])
-                decay = torch.exp(-step * F.softplus(A[row, t, head]).clamp(min=c.a_floor))
+                decay = torch.exp(-step * decay_of(A[row, t, head]).clamp(min=c.a_floor))
                 share = torch.sigmoid(trapezoid[row, t, head])
                 theta = (theta + math.pi * torch.tanh(angle[row, t]) * step) % (2 * math.pi)
-                k = rotate(norm(B[row, t, of], mixer.B_norm.weight) + dynamics.B_bias[head], theta)
-                q = rotate(norm(C[row, t, of], mixer.C_norm.weight) + dynamics.C_bias[head], theta)
-                now = v[row, t, at]
-                S = (
-                    decay * S
-                    + (1 - share) * step * decay * torch.outer(v_before, k_before)
-                    + share * step * torch.outer(now, k)
-                )
-                gate = z[row, t, at]
-                y[row, t, at] = (S @ q + dynamics.D[head] * now) * gate * torch.sigmoid(gate)
-                v_before, k_before = now, k
+                now = torch.zeros_like(S)
+                for r in range(ranks):
+                    of = slice((r * c.n_groups + group) * c.d_state, (r * c.n_groups + group + 1) * c.d_state)
+                    k = rotate(norm(B[row, t, of], mixer.B_norm.weight) + bias_B[head, r], theta)
+                    now = now + torch.outer(v[row, t, at] * scale_x[head, r], k)
+                S = decay * S + (1 - share) * step * decay * before + share * step * now
+                before = now
+                for r in range(ranks):
+                    of = slice((r * c.n_groups + group) * c.d_state, (r * c.n_groups + group + 1) * c.d_state)
+                    q = rotate(norm(C[row, t, of], mixer.C_norm.weight) + bias_C[head, r], theta)
+                    read = S @ q + dynamics.D[head] * v[row, t, at] * scale_x[head, r]
+                    if mixer.norm is not None:
+                        read = norm(read, mixer.norm.weight[at])
+                    gate = z[row, t, at] * scale_z[head, r]
+                    y[row, t, at] += scale_out[head, r] * read * gate * torch.sigmoid(gate)
             thetas.append(theta)
             states.append(S)
     shape = (x.shape[0], n_heads)
@@ -100,10 +116,10 @@ def test_equal_to_the_published_recurrence(options: dict) -> None:
     torch.testing.assert_close(turned(state.ssm.h, theta.unsqueeze(2)), S, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS[:3], *OPTIONS[-2:]], ids=str)
 def test_laws(options: dict) -> None:
     torch.manual_seed(0)
-    check_mixer_laws(Mamba3Config(**{**SMALL, **options}).build(8), length=23)
+    check_mixer_laws(Mamba3Config(**{**SMALL, **options}).build(8), length=17)
 
 
 @torch.no_grad()

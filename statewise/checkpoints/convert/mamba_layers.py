@@ -11,11 +11,13 @@ from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, affine, ends, require_shape, same
 from statewise.checkpoints.convert.layer_tables import convolution, mamba, mamba2, output_bias
+from statewise.checkpoints.convert.mamba3 import mamba3
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.mamba3 import Mamba3Config
 from statewise.mixers.projection import WEIGHT_STD
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -37,7 +39,7 @@ def model_entries(
     for i, block in enumerate(config.blocks):
         theirs, ours = f"{prefix}backbone.layers.{i}", f"layers.{i}"
         table += affine(f"{theirs}.norm", f"{ours}.mixer_norm", bias=block.norm == "layer")
-        table += _mixer(block.mixer, f"{theirs}.mixer.", f"{ours}.mixer.")
+        table += _mixer(block.mixer, f"{theirs}.mixer.", f"{ours}.mixer.", config.d_model)
         if block.mlp is not None:
             table += affine(f"{theirs}.norm2", f"{ours}.mlp_norm", bias=block.norm == "layer")
             table.append(Entry((f"{theirs}.mlp.fc1.weight",), (f"{ours}.mlp.in_proj.weight",), _swapped, _swapped))
@@ -50,7 +52,7 @@ def check_embedding(config: LanguageModelConfig, name: str, tensors: Mapping[str
     require_shape(f"{where}: {name}", tensors[name], (config.vocab_size, config.d_model))
 
 
-def _mixer(config: MixerConfig | None, theirs: str, ours: str) -> list[Entry]:
+def _mixer(config: MixerConfig | None, theirs: str, ours: str, d_model: int) -> list[Entry]:
     if isinstance(config, AttentionConfig):
         return [
             *affine(f"{theirs}in_proj", f"{ours}in_proj", bias=config.bias),
@@ -59,6 +61,8 @@ def _mixer(config: MixerConfig | None, theirs: str, ours: str) -> list[Entry]:
         ]
     if isinstance(config, Mamba2Config):
         return mamba2(config, theirs, ours)
+    if isinstance(config, Mamba3Config):
+        return mamba3(config, theirs, ours, d_model)
     assert isinstance(config, MambaConfig)
     return mamba(config, theirs, ours)
 
@@ -90,7 +94,7 @@ def uniform(config: LanguageModelConfig, where: str) -> tuple[BlockConfig, Mixer
                         "for all layers"
                     )
         mixer = block.mixer
-        if type(mixer) not in (MambaConfig, Mamba2Config, AttentionConfig):
+        if type(mixer) not in (MambaConfig, Mamba2Config, Mamba3Config, AttentionConfig):
             raise CheckpointError(f"{where} has no {type(mixer).__name__.removesuffix('Config')}, which {name} is")
         assert mixer is not None
         if isinstance(mixer, MambaConfig):

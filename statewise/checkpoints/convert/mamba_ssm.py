@@ -1,4 +1,4 @@
-"""``mamba_ssm``'s models: Mamba, Mamba-2, hybrids of them with attention, and Codestral Mamba, which holds one.
+"""``mamba_ssm``'s models: Mamba, Mamba-2 and Mamba-3, hybrids with attention, and Codestral Mamba, which holds one.
 
 Source: ``MambaLMHeadModel`` and its config in https://github.com/state-spaces/mamba, whose own loader refuses fields it
 does not know, as this one does. Fields that only set how weights are drawn, or which kernel computes the same, are
@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from statewise.checkpoints.convert import mamba3
 from statewise.checkpoints.convert.entries import read_entries, require_tensor, write_entries
 from statewise.checkpoints.convert.fields import (
     NO_LIMIT,
@@ -36,6 +37,7 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.mamba3 import Mamba3Config
 from statewise.models.base import ModelConfig
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
@@ -132,8 +134,10 @@ def from_theirs(config: Config) -> LanguageModelConfig:
 def _selective(config: Mapping[str, Any], d_model: int) -> MixerConfig:
     where = "mamba_ssm's ssm_cfg"
     layer = config.get("layer", "Mamba1")
+    if layer == "Mamba3":
+        return mamba3.from_theirs(config, where)
     if layer not in ("Mamba1", "Mamba2"):
-        raise wrong("layer", layer, "'Mamba1' or 'Mamba2'", where)
+        raise wrong("layer", layer, "'Mamba1', 'Mamba2' or 'Mamba3'", where)
     refuse_unknown(config, (_MAMBA if layer == "Mamba1" else _MAMBA2).split(), where)
     dt_range = number(config, "dt_min", 1e-3, where), number(config, "dt_max", 1e-1, where)
     common: dict[str, Any] = {
@@ -232,6 +236,8 @@ def _d_intermediate(mlp: MLPConfig | None, d_model: int) -> int:
 
 
 def _ssm_cfg(mixer: MixerConfig) -> dict[str, Any]:
+    if isinstance(mixer, Mamba3Config):
+        return mamba3.to_theirs(mixer, "mamba_ssm")
     assert isinstance(mixer, (MambaConfig, Mamba2Config))
     common = {
         "d_state": mixer.d_state,
