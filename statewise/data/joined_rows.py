@@ -20,8 +20,8 @@ class JoinConfig(Config):
     """How long rows are made of short ones.
 
     length:   steps of a row; the last of the short ones is cut there
-    shortest: the rows of the training split grow from this length to ``length``, so that each octave of lengths has as
-              many steps (see ``train.short_first``); None: all are as long
+    shortest: the rows of the training split grow from this length to ``length``, many short ones and few long ones (see
+              ``train.short_first``); None: all are as long
     n_train, n_validation, n_test: how many rows of each split, all classes alike
     """
 
