@@ -55,11 +55,19 @@ def long_retrieval_1m() -> RunConfig:
     return _retrieval(1_048_576, n_train=6144, n_validation=4, n_test=16)
 
 
-def _retrieval(length: int, **rows: int) -> RunConfig:
+def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> RunConfig:
     """Rows that grow from 16 steps: what is learned on many short ones is then kept over long ones. The decays begin so
     slow that a state lasts.
     """
-    data = MemoryDataConfig(task="retrieval", length=length, shortest=16, n_pairs=1, **rows)
+    data = MemoryDataConfig(
+        task="retrieval",
+        length=length,
+        shortest=16,
+        n_pairs=1,
+        n_train=n_train,
+        n_validation=n_validation,
+        n_test=n_test,
+    )
     layer = Mamba2Config(d_state=16, d_head=16, a_range=(1e-7, 1e-3))
     model = SequenceClassifierConfig(n_classes=8, vocab_size=17, d_model=64, layers=(layer,) * 2, pooling="last")
     train = TrainConfig(
