@@ -20,8 +20,8 @@ class JoinConfig(Config):
     """How long rows are made of short ones.
 
     length:   steps of a row; the last of the short ones is cut there
-    shortest: the rows of the training split grow from this length to ``length``, so that each octave of lengths has as
-              many steps (see ``train.short_first``); None: all are as long
+    shortest: the rows of the training split grow from this length to ``length``, many short ones and few long ones (see
+              ``train.short_first``); None: all are as long
     n_train, n_validation, n_test: how many rows of each split, all classes alike
     """
 
@@ -47,8 +47,8 @@ class JoinConfig(Config):
 
 def join_rows(rows: Rows, chosen: np.ndarray, config: JoinConfig, split: str, seed: int) -> Rows:
     """Rows of a split, each of the ``chosen`` short ones of one class in a random order, by numpy's generator of
-    ``seed`` and the split; none comes again before each of its class came once, so what is heard twice is told by the
-    length of all of them. Row i is of the class i modulo their number.
+    ``seed`` and the split; none comes again before each of its class came once. Row i is of the class i modulo their
+    number.
 
     Cost:    all of them, in the dtype of the short ones.
     Errors:  DataError for rows with numbers to predict; InputError if there is no room for the rows.

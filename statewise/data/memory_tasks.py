@@ -63,8 +63,8 @@ class MemoryDataConfig(DataConfig):
         n_classes n_symbols, pooling "last". Chance: 1/n_symbols.
         Source: as multi-query recall, Arora et al. 2023, arXiv:2312.04927, with one query far behind its pair.
 
-    shortest: the rows of the training split grow from this length to ``length``, so that each octave of lengths has as
-        many steps, and half of the rows are shorter than twice this (see ``train.short_first``); None: all are as long.
+    shortest: the rows of the training split grow from this length to ``length``, many short ones and few long ones (see
+        :func:`growing` and ``train.short_first``); None: all are as long.
     band: the signal has no frequency above this fraction of the Nyquist frequency; None: white noise, each value
         normal and independent. Every signal has mean 0 and variance 1 in expectation.
     n_train, n_validation, n_test: how many rows.
@@ -237,14 +237,14 @@ def white_signal(generator: np.random.Generator, length: int, band: float | None
 
 
 def growing(n: int, shortest: int, longest: int) -> np.ndarray:
-    """(n,) int64 lengths from the shortest to the longest, as many steps in each octave: of f of the rows, the longest
-    is 1 / (1/shortest - f (1/shortest - 1/longest)).
+    """(n,) int64 lengths from the shortest to the longest: 1 / sqrt(length) falls in equal steps. Each octave has
+    1/sqrt(2) times the rows of the one before it, and sqrt(2) times the steps; the mean is sqrt(shortest longest).
 
     >>> growing(8, 64, 1024)
-    array([  67,   76,   90,  109,  139,  189,  297,  692])
+    array([ 70,  87, 109, 142, 191, 273, 419, 726])
     """
     share = (np.arange(n) + 0.5) / n
-    return np.rint(1 / (1 / shortest - share * (1 / shortest - 1 / longest))).astype(np.int64)
+    return np.rint((shortest**-0.5 - share * (shortest**-0.5 - longest**-0.5)) ** -2.0).astype(np.int64)
 
 
 def _draw(config: MemoryDataConfig, generator: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +78,13 @@ def test_training_rows_grow_and_the_seed_decides(recordings: Path) -> None:
     assert values.std() == pytest.approx(1, abs=1e-4)
 
 
-def test_each_octave_of_lengths_has_as_many_steps() -> None:
+def test_few_rows_are_long_and_have_the_most_steps() -> None:
     lengths = growing(100_000, 64, 65_536)
-    steps = [lengths[(low <= lengths) & (lengths < 2 * low)].sum() for low in 64 * 2 ** np.arange(9)]
-    assert max(steps) < 1.05 * min(steps)
+    octaves = [lengths[(low <= lengths) & (lengths < 2 * low)] for low in 64 * 2 ** np.arange(9)]
+    for one, other in pairwise(octaves):
+        assert len(other) / len(one) == pytest.approx(2**-0.5, rel=0.05)
+        assert other.sum() / one.sum() == pytest.approx(2**0.5, rel=0.05)
+    assert lengths.mean() == pytest.approx((64 * 65_536) ** 0.5, rel=0.01)
     assert (np.diff(lengths) >= 0).all()
 
 

@@ -135,7 +135,7 @@ def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]
 
 
 def _outputs(model: SequenceModel, x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Of rows that are long in pieces, so that the memory does not grow with them."""
+    """The outputs, for long rows found in pieces, so that the memory does not grow with them."""
     length = x.shape[1]
     state = _first_state(model, x) if length > LONG_ROW else None
     if state is None:

@@ -22,7 +22,6 @@ from statewise.training.config import (
 from statewise.training.environment import multiplies_bfloat16
 
 PIECE = 4096  # steps
-MAMBA2 = Mamba2Config(d_state=16, d_head=16)
 
 
 def genome() -> RunConfig:
@@ -48,26 +47,35 @@ def genome() -> RunConfig:
 
 def long_retrieval_262k() -> RunConfig:
     """The symbol behind a key, asked for up to 262,144 steps later, in pieces of 4,096; two layers of Mamba-2."""
-    return _retrieval(262_144)
+    return _retrieval(262_144, n_train=8192, n_validation=8, n_test=32)
 
 
 def long_retrieval_1m() -> RunConfig:
     """The symbol behind a key, asked for up to 1,048,576 steps later, in pieces of 4,096; two layers of Mamba-2."""
-    return _retrieval(1_048_576)
+    return _retrieval(1_048_576, n_train=6144, n_validation=4, n_test=16)
 
 
-def _retrieval(length: int) -> RunConfig:
-    """Rows that grow from 64 steps: what is learned on many short ones is then kept over long ones."""
+def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> RunConfig:
+    """Rows that grow from 16 steps: what is learned on many short ones is then kept over long ones. The decays begin so
+    slow that a state lasts.
+    """
     data = MemoryDataConfig(
-        task="retrieval", length=length, shortest=64, n_pairs=1, n_train=65_536, n_validation=16, n_test=64
+        task="retrieval",
+        length=length,
+        shortest=16,
+        n_pairs=1,
+        n_train=n_train,
+        n_validation=n_validation,
+        n_test=n_test,
     )
-    model = SequenceClassifierConfig(n_classes=8, vocab_size=17, d_model=64, layers=(MAMBA2,) * 2, pooling="last")
+    layer = Mamba2Config(d_state=16, d_head=16, a_range=(1e-7, 1e-3))
+    model = SequenceClassifierConfig(n_classes=8, vocab_size=17, d_model=64, layers=(layer,) * 2, pooling="last")
     train = TrainConfig(
         budget=BudgetConfig(epochs=1),
         optimizer=OptimizerConfig(lr=8e-3),
         schedule=ScheduleConfig(warmup=0.05, min_ratio=0.05),
         reporting=ReportingConfig(evaluate_minutes=None, save_minutes=2.0),
-        batch_size=32,
+        batch_size=16,
         short_first=True,
         pieces=length // PIECE,
         matmul="fast",
