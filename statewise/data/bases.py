@@ -27,8 +27,8 @@ class BasesTokenizer(FileTokenizer):
     """A, C, G, T, N and the other ten letters of IUPAC's code are tokens 1 to 15; 0 begins a document. Small letters
     are read as capitals, and line ends and spaces are left out.
 
-    It is a ``tokenizer.json``, which a checkpoint holds as any other; there a letter of a prompt that is not a base counts
-    as N, any base. Data with such a letter are refused.
+    It is a ``tokenizer.json``, which a checkpoint holds as any other; there a letter of a prompt that is not a base
+    counts as N, any base. Data with such a letter are refused.
 
     Cost:    of ``encode_bytes``, a look-up for each byte.
     Errors:  DataError for data with a letter that is not a base.
