@@ -21,7 +21,7 @@ def _lines(of: Any, instructions: Any) -> Iterator[str]:
     names = [of.c_name(one) for one in instructions.INSTRUCTIONS]
     yield "/* Made of statewise/decoding/instructions.py and its neighbours, which say what each is: change those. */"
     yield "#ifndef STATEWISE_INSTRUCTIONS_H\n#define STATEWISE_INSTRUCTIONS_H\n#include <stdint.h>\n"
-    yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}"
+    yield f"#define BLOCK {of.BLOCK}\n#define TILE {of.TILE}\n#define HEADS {of.HEADS}"
     yield f"#define LOGITS ({of.LOGITS})\n#define NOWHERE ({of.NOWHERE})\n"
     for kinds in (of.Precision, of.Prefetch, of.NormKind, of.ActivationKind, of.DecayKind, of.RouterKind):
         yield f"enum {{ {', '.join(f'{kind.name} = {int(kind)}' for kind in kinds)} }};"

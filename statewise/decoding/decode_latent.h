@@ -1,7 +1,8 @@
 /* Multi-head latent attention: the history is one vector a token, a latent and what all heads' keys have in common.
  *
  * The heads' maps of the latent are not applied to the history but to the query (transposed) and to what was read. A thread
- * does whole heads of a sequence; the new token's vector is appended before, by another instruction. */
+ * does whole heads of a sequence, several at once; the new token's vector is appended before, by another instruction.
+ */
 #ifndef STATEWISE_DECODE_LATENT_H
 #define STATEWISE_DECODE_LATENT_H
 
@@ -24,28 +25,102 @@ static void run_append_latent(const worker *me, const append_latent *a) {
     }
 }
 
+/* n heads' queries (n, width) over the slots first .. end: out = softmax(scale q . keys) of the keys' first `rank` numbers.
+ * A key is read once for all of them, and no head's numbers depend on the others. Of a row without a prefix that others
+ * share the keys lie one after the other. */
+INLINE void attend_latents(const int n, const float *q, const branch *of, int64_t width, int64_t rank, int64_t first,
+                           int64_t end, float scale, float *weighted, float *out) {
+    const history *past = of->past;
+    float largest[HEADS], total[HEADS], scores[HEADS][KEYS];
+    const float *key_at[KEYS], *value_at[KEYS];
+    for (int h = 0; h < n; h++) largest[h] = -INFINITY, total[h] = 0;
+    memset(weighted, 0, sizeof(float) * (size_t)(n * rank));
+    for (int64_t begin = first; begin < end; begin += KEYS) {
+        int64_t count = end - begin < KEYS ? end - begin : KEYS;
+        for (int64_t j = 0; j < count; j++)
+            if (past->source)
+                find_slot(of, begin + j, width, key_at + j, value_at + j);
+            else
+                key_at[j] = past->keys + of->row * past->key_stride + (begin + j) * width;
+        float kept[HEADS];
+        for (int64_t j = 0; j < count; j++) {
+            vf32 sums[HEADS][2];
+            memset(sums, 0, sizeof sums);
+            int64_t i = 0;
+            for (; i + 2 * LANES <= width; i += 2 * LANES)
+#pragma GCC unroll 2
+                for (int part = 0; part < 2; part++) {
+                    vf32 key = load_f32(key_at[j] + i + part * LANES);
+#pragma GCC unroll 4
+                    for (int h = 0; h < n; h++) sums[h][part] += key * load_f32(q + h * width + i + part * LANES);
+                }
+            for (; i < width; i += LANES) {
+                vf32 key = load_upto(key_at[j] + i, width - i);
+#pragma GCC unroll 4
+                for (int h = 0; h < n; h++) sums[h][0] += key * load_upto(q + h * width + i, width - i);
+            }
+#pragma GCC unroll 4
+            for (int h = 0; h < n; h++) scores[h][j] = sum_f32(sums[h][0] + sums[h][1]) * scale;
+        }
+        for (int h = 0; h < n; h++) {
+            float most = largest[h];
+            for (int64_t j = 0; j < count; j++) most = scores[h][j] > most ? scores[h][j] : most;
+            for (int64_t j = count; j < KEYS; j++) scores[h][j] = -INFINITY;
+            kept[h] = largest[h] == -INFINITY ? 0.0f : exp2_f32(broadcast_f32(largest[h] - most))[0];
+            vf32 sums = {0};
+            for (int64_t j = 0; j < KEYS; j += LANES) {
+                vf32 weights = exp2_f32(load_f32(scores[h] + j) - most);
+                store_f32(scores[h] + j, weights);
+                sums += weights;
+            }
+            total[h] = total[h] * kept[h] + sum_f32(sums);
+            largest[h] = most;
+        }
+        for (int64_t i = 0; i < rank; i += LANES) {
+            vf32 sums[HEADS];
+#pragma GCC unroll 4
+            for (int h = 0; h < n; h++) sums[h] = load_upto(weighted + h * rank + i, rank - i) * kept[h];
+            for (int64_t j = 0; j < count; j++) {
+                vf32 value = load_upto(key_at[j] + i, rank - i);
+#pragma GCC unroll 4
+                for (int h = 0; h < n; h++) sums[h] += value * scores[h][j];
+            }
+#pragma GCC unroll 4
+            for (int h = 0; h < n; h++) store_upto(weighted + h * rank + i, sums[h], rank - i);
+        }
+    }
+    for (int h = 0; h < n; h++)
+        for (int64_t i = 0; i < rank; i++) out[h * rank + i] = weighted[h * rank + i] / total[h];
+}
+
 static void run_latent_attention(const worker *me, const latent_attention *a) {
     const decoding *step = me->step;
     const history *past = history_of(step, a->history);
-    int64_t width = a->rank + a->d_shared, d_query = a->d_key + a->d_shared, n_items = step->n_sequences * a->n_heads;
-    float scale = (float)a->scale, *q = at(me, a->scratch, 0), *weighted = q + width;
+    int64_t rank = a->rank, width = rank + a->d_shared, d_query = a->d_key + a->d_shared;
+    int64_t n_items = step->n_sequences * a->n_heads, item = n_items * me->thread / me->n_threads, n;
+    float scale = (float)a->scale, *q = at(me, a->scratch, 0), *weighted = q + HEADS * width;
     history both = *past; /* the values are the first numbers of the keys */
     both.values = both.keys, both.value_stride = both.key_stride;
     both.prefix_values = both.prefix_keys, both.prefix_value_stride = both.prefix_key_stride;
-    for (int64_t item = n_items * me->thread / me->n_threads; item < n_items * (me->thread + 1) / me->n_threads; item++) {
+    for (; item < n_items * (me->thread + 1) / me->n_threads; item += n) {
         int64_t sequence = item / a->n_heads, head = item % a->n_heads;
+        int64_t left = n_items * (me->thread + 1) / me->n_threads - item;
+        n = left >= HEADS && head + HEADS <= a->n_heads ? HEADS : 1;
         int64_t b = step->begins[sequence], row = step->rows[b], start = past->start[row];
-        const float *keys = past->keys + row * past->key_stride;
         branch of = {&both, row, past->source ? past->border[row] : 0, 0};
         for (int64_t end = past->end[row]; b < step->begins[sequence + 1]; b++, end++) {
+            const float *query = at(me, a->query, b), *absorbed = at(me, a->absorbed, b);
+            float *out = at(me, a->output, b) + head * rank;
             if (step->restarts[b]) start = end;
-            memcpy(q, at(me, a->absorbed, b) + head * a->rank, sizeof(float) * (size_t)a->rank);
-            memcpy(q + a->rank, at(me, a->query, b) + head * d_query + a->d_key, sizeof(float) * (size_t)a->d_shared);
-            float *to = at(me, a->output, b) + head * a->rank;
-            if (past->source)
-                attend(q, NULL, NULL, width, start, end + 1, width, a->rank, scale, weighted, to, &of);
+            for (int64_t h = 0; h < n; h++) {
+                const float *shared = query + (head + h) * d_query + a->d_key;
+                memcpy(q + h * width, absorbed + (head + h) * rank, sizeof(float) * (size_t)rank);
+                memcpy(q + h * width + rank, shared, sizeof(float) * (size_t)a->d_shared);
+            }
+            if (n == HEADS)
+                attend_latents(HEADS, q, &of, width, rank, start, end + 1, scale, weighted, out);
             else
-                attend(q, keys, keys, width, start, end + 1, width, a->rank, scale, weighted, to, NULL);
+                attend_latents(1, q, &of, width, rank, start, end + 1, scale, weighted, out);
         }
     }
 }

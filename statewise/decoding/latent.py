@@ -35,7 +35,7 @@ class LatentAttention(Instruction):
     query: Place
     absorbed: Place  # n_heads rank wide
     output: Place  # n_heads rank wide
-    scratch: Place  # local, 2 rank + d_shared wide
+    scratch: Place  # local, HEADS (2 rank + d_shared) wide
     history: Slot
 
 

@@ -18,6 +18,7 @@ else:
 
 BLOCK = 16  # rows of a packed matrix that lie together, and the unit of every share of work
 TILE = 256  # columns whose x is rounded with one scale where the matrix is of integers: sums of them fit into 32 bits
+HEADS = 4  # of latent attention that a key is read once for
 LOGITS = -1  # in the place of a buffer
 NOWHERE = -2  # there as well: an operand that is absent
 

@@ -174,3 +174,20 @@ def test_every_instruction_set_and_batch(precision: str, instructions: str) -> N
 def test_every_instruction_set_of_memories(layers: str, precision: str, instructions: str) -> None:
     with native.forced(instructions):
         check_step(build(layers), precision, batches=(2,), threads=(1, 2))
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@torch.no_grad()
+def test_latents_of_a_long_history(instructions: str) -> None:
+    """Longer than the keys that are read at once, and heads of which not all are taken together."""
+    model = build((sw.LatentAttentionConfig(n_heads=6, d_key=5, d_value=3, d_shared=3, rank=21),))
+    tokens = tokens_of(2, 160)
+    _, state = model(tokens[:, :150], model.initial_state(2), lengths=torch.tensor([150, 70]))
+    wanted, _ = model(tokens[:, 150:], state)
+    with native.forced(instructions):
+        for n_threads in (1, 3):
+            torch.set_num_threads(n_threads)
+            running = Decoder(model).run(state)
+            found = torch.stack([running.step(token) for token in tokens[:, 150:].unbind(1)], 1)
+            assert_close(found, wanted, rounding("float32"))

@@ -7,7 +7,7 @@ import math
 from statewise.decoding.instructions import Advance
 from statewise.decoding.latent import AppendLatent, TransposedLinear
 from statewise.decoding.latent import LatentAttention as Attend
-from statewise.decoding.operands import BLOCK, Place
+from statewise.decoding.operands import BLOCK, HEADS, Place
 from statewise.decoding.parts import emit_norm
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, StateTable
@@ -47,7 +47,7 @@ def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, re
         query=query,
         absorbed=absorbed,
         output=attended,
-        scratch=program.buffer("weighted_latent", 2 * rank + config.d_shared, local=True),
+        scratch=program.buffer("weighted_latents", HEADS * (2 * rank + config.d_shared), local=True),
         history=state.slot,
     )
     program.emit(attend, wait=True)
