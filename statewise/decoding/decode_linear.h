@@ -36,7 +36,8 @@ static void run_linear(const worker *me, const linear *a) {
         input = a->rounded;
         for (int64_t b = 0; b < n_rows; b++) round_row(w, at(me, a->input, b), at(me, input, b));
     }
-    multiplication p = {w, at(me, input, 0), step->buffers[input.buffer].width, n_rows, step->ahead, step->alike};
+    multiplication p = {w, at(me, input, 0), step->buffers[input.buffer].width, n_rows, step->ahead,
+                        step->alike || a->alone};
     block_product multiply = product_of(step, w->precision);
     float *sums = at(me, a->sums, 0);
     for (int64_t row = mine.first; row < mine.end; row += BLOCK) {

@@ -40,7 +40,8 @@ def emit_moe(program: Program, moe: MoE, x: Place, residual: Place) -> None:
 
 
 def _emit_scores(program: Program, moe: MoE, x: Place) -> Place:
-    """Of each expert and, behind them, of the shared MLP's gate: in float32, also where other matrices are integers."""
+    """Of each expert and, behind them, of the shared MLP's gate: in float32, also where other matrices are integers. No
+    rounding that depends on the other rows may choose among experts."""
     router = moe.router.map.weight
 
     def rows() -> Tensor:
@@ -49,7 +50,7 @@ def _emit_scores(program: Program, moe: MoE, x: Place) -> Place:
 
     packed = program.weights.kept(id(router), lambda: pack(rows(), "float32"))
     scores = program.buffer("scores", packed.n_rows)
-    program.linear(packed, None, x, scores, wait=True)
+    program.linear(packed, None, x, scores, alone=True, wait=True)
     return scores
 
 

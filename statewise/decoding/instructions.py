@@ -55,6 +55,7 @@ class Linear(Instruction):
     rounded: Place | None  # local: the input in integers, if the weight is
     output: Place
     add: Flag  # to what is there already: the residual stream
+    alone: Flag  # whether each token's numbers are those that it has alone, bit for bit, in every step
     sums: Place  # local, BLOCK wide
 
 

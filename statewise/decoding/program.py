@@ -105,11 +105,12 @@ class Program:
         y: Place,
         *,
         add: bool = False,
+        alone: bool = False,
         scales: Tensor | None = None,
         wait: bool,
         rows: slice | None = None,
     ) -> None:
-        """y = scales (W x + b), or y += it. rows: of the weight, which are W; None: all."""
+        """y = scales (W x + b), or y += it. rows: of the weight, which are W; None: all. alone: see :class:`Linear`"""
         packed = self.weights.pack(weight, rows) if isinstance(weight, Tensor) else weight
         linear = Linear(
             weight=packed.matrix(),
@@ -119,6 +120,7 @@ class Program:
             rounded=self.rounded(packed),
             output=y,
             add=add,
+            alone=alone,
             sums=self.buffer("sums", BLOCK, local=True),
         )
         self.emit(linear, wait=wait)

@@ -13,6 +13,7 @@ from statewise.configuration import Config
 from statewise.configuration.types import Count, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.kernels.batching import may_read, stacked
+from statewise.kernels.linear import linear
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.models.mlp import MLP, MLPConfig
@@ -166,28 +167,32 @@ class Experts(nn.Module):
             return x + 0.0 * (self.in_proj.sum() + self.out_proj.sum()).to(x.dtype)  # nothing, but a graph
         experts = routes.chosen.flatten()
         order = experts.argsort(stable=True)
-        rows = x[order // n_active]
-        y = [self.expert(i, part) for i, part in enumerate(rows.split(self._counts(experts))) if len(part)]
+        rows, maps = x[order // n_active].split(self._counts(experts)), self.maps()
+        y = [self.expert(part, *own) for part, own in zip(rows, maps) if len(part)]
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         each = torch.cat(y)[back].unflatten(0, (n_steps, n_active))
         return (each * routes.weights.to(each.dtype)[..., None]).sum(1)
 
-    def expert(self, number: int, x: Tensor) -> Tensor:
-        """What one of them makes of x (steps, d)."""
-        h = torch.nn.functional.linear(x, self.in_proj[number])
+    def maps(self) -> list[tuple[Tensor, Tensor]]:
+        """The two of each expert. Their gradients are put together once, and not for each expert."""
+        return list(zip(self.in_proj.unbind(), self.out_proj.unbind()))
+
+    def expert(self, x: Tensor, into: Tensor, out: Tensor) -> Tensor:
+        """What the one with these maps makes of x (steps, d)."""
+        h = linear(x, into)
         if self.config.gated:
             h, value = h.chunk(2, -1)
             h = self.activation(h) * value
         else:
             h = self.activation(h)
-        return torch.nn.functional.linear(h, self.out_proj[number])
+        return linear(h, out)
 
     def _every(self, x: Tensor, routes: Routes) -> Tensor:
         """All experts of all steps, where no count may be read: in a compiled or an exported program."""
         y = torch.zeros_like(x)
-        for number in range(self.config.n_experts):
+        for number, maps in enumerate(self.maps()):
             weight = (routes.weights * (routes.chosen == number)).sum(-1, keepdim=True)
-            y = y + weight.to(x.dtype) * self.expert(number, x)
+            y = y + weight.to(x.dtype) * self.expert(x, *maps)
         return y
 
     def _counts(self, experts: Tensor) -> list[int]:

@@ -79,9 +79,9 @@ def test_no_expert_reads_a_step_that_did_not_choose_it(monkeypatch: pytest.Monke
     moe, read = built("softmax"), []
     expert = type(moe.experts).expert
 
-    def counted(self: Any, number: int, x: torch.Tensor) -> torch.Tensor:
+    def counted(self: Any, x: torch.Tensor, *maps: torch.Tensor) -> torch.Tensor:
         read.append(len(x))
-        return expert(self, number, x)
+        return expert(self, x, *maps)
 
     monkeypatch.setattr(type(moe.experts), "expert", counted)
     moe(torch.randn(4, 8, dtype=torch.float64))
