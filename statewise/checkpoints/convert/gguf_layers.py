@@ -129,7 +129,7 @@ def attention(
 
 
 def _halves(order: Tensor, d_head: int) -> Tensor:
-    """Of heads whose features 2i and 2i + 1 are turned together: first all 2i of a head, then all others."""
+    """Heads whose features 2i and 2i + 1 are turned together: first all 2i of a head, then all others."""
     if d_head % 2:
         raise CheckpointError(f"heads of {d_head} features have one that is turned with no other; use an even number")
     return order.view(-1, d_head // 2, 2).transpose(1, 2).flatten()
