@@ -256,15 +256,15 @@ def delta(config: GatedDeltaNetConfig, theirs: str, ours: str, d_model: int, *, 
         first = keys + 2 * wide
         return torch.cat((channels(), keys + wide + values(), *(first + part for part in raw)))
 
+    maps = [f"{theirs}{name}.weight" for name in names]
+    order = values if tiled and n_keys < n_heads else None
     return [
-        rows([f"{theirs}{name}.weight" for name in names], f"{ours}in_proj.weight", sizes, whole),
+        rows(maps, f"{ours}in_proj.weight", sizes, None if tiled and order is None else whole),
         *taps(f"{theirs}ssm_conv1d", ours, bias=False, n_channels=keys + wide, order=channels),
         system(theirs, ours, (n_heads,), heads),
         rows([f"{theirs}ssm_dt.bias"], f"{ours}dynamics.dt_bias", [n_heads], heads),
         same(f"{theirs}ssm_norm.weight", f"{ours}norm.weight"),
-        columns(
-            f"{theirs}ssm_out.weight", f"{ours}out_proj.weight", wide, values if tiled and n_keys < n_heads else None
-        ),
+        columns(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight", wide, order),
     ]
 
 
