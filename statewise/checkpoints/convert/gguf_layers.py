@@ -98,8 +98,7 @@ def norm(theirs: str, ours: str, *, offset: bool = False) -> Entry:
 def taps(
     theirs: str, ours: str, *, bias: bool, n_channels: int | None = None, order: Order | None = None
 ) -> list[Entry]:
-    """Theirs are oldest first, ours newest first. order: of the channels, of which there are so many, as of
-    :func:`rows`"""
+    """Theirs are oldest first, ours newest first. order: of the ``n_channels`` channels, as of :func:`rows`"""
 
     def to_ours(weight: Tensor) -> Tensor:
         if order is None:
