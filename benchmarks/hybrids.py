@@ -201,27 +201,26 @@ class Transformers:
         return found
 
 
-def sides_of(model: LanguageModel, peer: str, weights: str, length: int, folder: Path) -> dict[str, Callable[[], Any]]:
-    """What makes each side, once."""
+def files_of(model: LanguageModel, peer: str, weights: list[str], folder: Path) -> dict[str, Path]:
+    """What both sides read, for each of the weights."""
     if peer == LLAMA_CPP:
-        path = llama_cpp.written(model, weights)
+        return {each: llama_cpp.written(model, each) for each in weights}
+    save_as(model, folder / "model", "transformers")
+    return {each: folder / "model" for each in weights if each not in KEPT}
 
-        def ours() -> Ours:
-            loaded = sw.load(path, keep_quantised=weights in KEPT and refusal(model) is None)
-            assert isinstance(loaded, LanguageModel)
-            return Ours(loaded, weights)
 
-        return {OURS: cache(ours), LLAMA_CPP: cache(lambda: LlamaCpp(path, length))}
-    target = folder / "transformers"
-    if not target.exists():
-        save_as(model, target, "transformers")
+def sides_of(path: Path, peer: str, weights: str, length: int, keeps: bool) -> dict[str, Callable[[], Any]]:
+    """What makes each side, once. keeps: ours takes the integers of the file as they are"""
 
-    def plain() -> Ours:
-        loaded = sw.load(target)
+    def ours() -> Ours:
+        loaded = sw.load(path, keep_quantised=keeps and weights in KEPT)
         assert isinstance(loaded, LanguageModel)
         return Ours(loaded, weights)
 
-    return {OURS: cache(plain), TRANSFORMERS: cache(lambda: Transformers(target, weights))}
+    def theirs() -> LlamaCpp | Transformers:
+        return LlamaCpp(path, length) if peer == LLAMA_CPP else Transformers(path, weights)
+
+    return {OURS: cache(ours), peer: cache(theirs)}
 
 
 # -- measured ----------------------------------------------------------------------------------------------------------
@@ -263,21 +262,21 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path) -> Fields:
     tokens, prefill, step = tokens_of(model, length), dict[str, Fields](), dict[str, Fields]()
     record: Fields = {"parameters": n_parameters, "step": "C" if reason is None else f"PyTorch: {reason}"}
     print(f"{name}: {n_parameters / 1e6:.0f}M parameters, step: {record['step']}", flush=True)
-    for weights in arguments.weights.split(","):
-        if peer == TRANSFORMERS and weights in KEPT:
-            continue
-        made = sides_of(model, peer, weights, length, folder)
-        if weights in arguments.prefill.split(","):
-            sides = asked(made, "prefill", tokens)
-            setting = f"a prompt of {length} tokens, and the logits of the last"
-            prefill[weights] = measured("prefill", f"{name}, prefill, {weights}", setting, sides, arguments.seconds)
-            print(f"  {prefill[weights]}", flush=True)
-        sides = asked(made, "decode", n_tokens)
-        setting = f"{n_tokens} tokens from rest, each the most likely"
-        step[weights] = measured("decoding", f"{name}, decoding, {weights}", setting, sides, arguments.seconds)
-        print(f"  {step[weights]}", flush=True)
-        del made, sides
+    files = files_of(model, peer, arguments.weights.split(","), folder)
+    del model
+    for weights, path in files.items():
         gc.collect()
+        made = sides_of(path, peer, weights, length, reason is None)
+        if weights in arguments.prefill.split(","):
+            setting = f"a prompt of {length} tokens, and the logits of the last"
+            case = (f"{name}, prefill, {weights}", setting, asked(made, "prefill", tokens))
+            prefill[weights] = measured("prefill", *case, arguments.seconds)
+            print(f"  {prefill[weights]}", flush=True)
+        setting = f"{n_tokens} tokens from rest, each the most likely"
+        case = (f"{name}, decoding, {weights}", setting, asked(made, "decode", n_tokens))
+        step[weights] = measured("decoding", *case, arguments.seconds)
+        print(f"  {step[weights]}", flush=True)
+        del made, case
     return {**record, "prompt": length, "tokens": n_tokens, "prefill": prefill, "decoding": step}
 
 

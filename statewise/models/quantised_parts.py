@@ -126,7 +126,7 @@ class _Reordered(Blocks):
         return self.blocks.are_finite()
 
     def _of_rows(self, wanted: Tensor) -> Integers:
-        """Of a head or two in another order: so all rows between the first and the last are few more than these."""
+        """All rows between the first and the last are unpacked, which are few more: mostly those of a head."""
         first = int(wanted.min())
         found = self.blocks.integers(slice(first, int(wanted.max()) + 1))
         own = wanted - first

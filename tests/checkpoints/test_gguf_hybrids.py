@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -315,3 +316,18 @@ def test_further_heads_are_left_out(tmp_path: Path) -> None:
 
 def test_every_architecture_has_a_model_here() -> None:
     assert {name.partition(",")[0] for name in MODELS} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", ["granitehybrid, experts", "qwen35", "falcon-h1"])
+def test_a_header_of_any_bytes_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    """Also where it claims heads of 2**31 features: no other error, and no memory for them."""
+    path = write(build(name), tmp_path / "model.gguf")
+    file = read_file(path)
+    numbers = [key for key, value in file.metadata.items() if type(value) is int and not key.startswith("general.")]
+    tensors = {key: file.read(key) for key in file.tensors}
+    for key in numbers:
+        for value in (0, 7, 2**20, 2**31 - 1):
+            write_file(tmp_path / "changed.gguf", file.metadata | {key: value}, tensors)
+            with contextlib.suppress(CheckpointError):
+                read_gguf(tmp_path / "changed.gguf")
+            (tmp_path / "changed.gguf").unlink()

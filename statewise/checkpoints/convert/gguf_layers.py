@@ -7,8 +7,8 @@ Source:  ``conversion`` and ``src/models`` of llama.cpp; the ``gguf`` package, 0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,21 +27,23 @@ from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
 from statewise.models.quantised_parts import stack_rows, take_columns, take_rows
 
+Order = Callable[[], Tensor]  # made when a tensor has the size that it is for: a file may claim any size
 
-def rows(theirs: Sequence[str], ours: str, sizes: Sequence[int], order: Tensor | None = None) -> Entry:
+
+def rows(theirs: Sequence[str], ours: str, sizes: Sequence[int], order: Order | None = None) -> Entry:
     """Several tensors that are one of ours, one below the other.
 
-    sizes: how many rows each has    order: row i of ours is row order[i] of theirs; None: as they are
+    sizes: how many rows each has    order: row i of ours is row order()[i] of theirs; None: as they are
     """
 
     def to_ours(*parts: Tensor) -> Tensor:
         for name, part, size in zip(theirs, parts, sizes):
             require_shape(name, part, (size, *parts[0].shape[1:]))
         whole = stack_rows(parts) if parts[0].ndim == 2 else torch.cat(parts)
-        return whole if order is None else take_rows(whole, order)
+        return whole if order is None else take_rows(whole, order())
 
     def to_theirs(tensor: Tensor) -> tuple[Tensor, ...]:
-        return (tensor if order is None else tensor[order.argsort()]).split(list(sizes))
+        return (tensor if order is None else tensor[order().argsort()]).split(list(sizes))
 
     return Entry(tuple(theirs), (ours,), to_ours, to_theirs)
 
@@ -71,15 +73,18 @@ def A_of_log(A_log: Tensor) -> Tensor:
     return A
 
 
-def system(theirs: str, ours: str, shape: Sequence[int], order: Tensor | None = None, *, flat: bool = True) -> Entry:
+def system(theirs: str, ours: str, shape: Sequence[int], order: Order | None = None, *, flat: bool = True) -> Entry:
     """shape: of theirs; order: as of :func:`rows`; flat: ours has one number a head, not one a channel and state"""
 
     def to_ours(A: Tensor) -> Tensor:
         logarithms = log_of_A(A).flatten() if flat else log_of_A(A)
-        return logarithms if order is None else logarithms[order]
+        if order is None:
+            return logarithms
+        require_shape(f"{theirs}ssm_a", A, shape)
+        return logarithms[order()]
 
     def to_theirs(A_log: Tensor) -> Tensor:
-        return A_of_log(A_log if order is None else A_log[order.argsort()]).reshape(tuple(shape))
+        return A_of_log(A_log if order is None else A_log[order().argsort()]).reshape(tuple(shape))
 
     return Entry((f"{theirs}ssm_a",), (f"{ours}dynamics.A_log",), to_ours, to_theirs)
 
@@ -90,14 +95,19 @@ def norm(theirs: str, ours: str, *, offset: bool = False) -> Entry:
     return Entry(*names, lambda weight: weight - 1, lambda weight: weight.float() + 1) if offset else Entry(*names)
 
 
-def taps(theirs: str, ours: str, *, bias: bool, order: Tensor | None = None) -> list[Entry]:
-    """Theirs are oldest first, ours newest first. order: of the channels, as of :func:`rows`"""
+def taps(
+    theirs: str, ours: str, *, bias: bool, n_channels: int | None = None, order: Order | None = None
+) -> list[Entry]:
+    """Theirs are oldest first, ours newest first. order: of the ``n_channels`` channels, as of :func:`rows`"""
 
     def to_ours(weight: Tensor) -> Tensor:
-        return (weight if order is None else weight[order]).flip(-1)
+        if order is None:
+            return weight.flip(-1)
+        require_shape(f"{theirs}.weight", weight, (n_channels or 0, *weight.shape[1:]))
+        return weight[order()].flip(-1)
 
     def to_theirs(weight: Tensor) -> Tensor:
-        return (weight if order is None else weight[order.argsort()]).flip(-1)
+        return (weight if order is None else weight[order().argsort()]).flip(-1)
 
     weight = Entry((f"{theirs}.weight",), (f"{ours}convolution.weight",), to_ours, to_theirs)
     return [weight, same(f"{theirs}.bias", f"{ours}convolution.bias")] if bias else [weight]
@@ -112,26 +122,29 @@ def attention(
     n_heads, d_head = config.n_heads, config.head_width(d_model)
     n_kv_heads = n_heads if config.n_kv_heads is None else config.n_kv_heads
     sizes = [n_heads * d_head * (1 + config.gate), n_kv_heads * d_head, n_kv_heads * d_head]
-    q, k, v = torch.arange(sum(sizes)).split(sizes)
-    gate = q[:0]
-    if config.gate:
-        q, gate = (part.flatten() for part in q.view(n_heads, 2, d_head).unbind(1))
-    if neighbours:
-        q, k = _halves(q, d_head), _halves(k, d_head)
-    order = torch.cat((q, k, v, gate)) if config.gate or neighbours else None
+    if neighbours and d_head % 2:
+        raise CheckpointError(f"heads of {d_head} features have one that is turned with no other; use an even number")
+
+    def order() -> Tensor:
+        q, k, v = torch.arange(sum(sizes)).split(sizes)
+        gate = q[:0]
+        if config.gate:
+            q, gate = (part.flatten() for part in q.view(n_heads, 2, d_head).unbind(1))
+        if neighbours:
+            q, k = _halves(q, d_head), _halves(k, d_head)
+        return torch.cat((q, k, v, gate))
+
     table = affine(f"{theirs}attn_output", f"{ours}out_proj", bias=output_bias(config))
     for part in ("weight", "bias")[: 1 + config.bias]:
         names = [f"{theirs}attn_{letter}.{part}" for letter in "qkv"]
-        table.append(rows(names, f"{ours}in_proj.{part}", sizes, order))
+        table.append(rows(names, f"{ours}in_proj.{part}", sizes, order if config.gate or neighbours else None))
     if config.qk_norm is not None:
         table += [norm(f"{theirs}attn_{letter}_norm.weight", f"{ours}{letter}_norm", offset=offset) for letter in "qk"]
     return table
 
 
 def _halves(order: Tensor, d_head: int) -> Tensor:
-    """Of heads whose features 2i and 2i + 1 are turned together: first all 2i of a head, then all others."""
-    if d_head % 2:
-        raise CheckpointError(f"heads of {d_head} features have one that is turned with no other; use an even number")
+    """Heads whose features 2i and 2i + 1 are turned together: first all 2i of a head, then all others."""
     return order.view(-1, d_head // 2, 2).transpose(1, 2).flatten()
 
 
@@ -217,40 +230,53 @@ def delta(config: GatedDeltaNetConfig, theirs: str, ours: str, d_model: int, *, 
     """
     n_heads, n_keys = config.n_heads, config.n_heads if config.n_key_heads is None else config.n_key_heads
     keys, d_value = 2 * n_keys * config.d_key, config.d_value
-    heads = torch.arange(n_heads)
+    wide = n_heads * d_value
+    names, sizes = ["attn_qkv", "attn_gate", "ssm_ba"], [keys + wide, wide, 2 * n_heads]
     if tiled:
-        heads = heads.view(-1, n_keys).T.flatten()
-        raw = (heads, heads + n_heads)
-        names, sizes = ["attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"], [n_heads, n_heads]
-    else:
-        both = heads.new_tensor(range(2 * n_heads)).view(n_keys, 2, -1)
-        raw = (both[:, 1].flatten(), both[:, 0].flatten())
-        names, sizes = ["attn_qkv", "attn_gate", "ssm_ba"], [2 * n_heads]
-    values = (heads[:, None] * d_value + torch.arange(d_value)).flatten()
-    channels = torch.cat((torch.arange(keys), keys + values))
-    first = keys + 2 * len(values)
-    order = torch.cat((channels, keys + len(values) + values, *(first + part for part in raw)))
-    sizes = [len(channels), len(values), *sizes]
+        names, sizes = [*names[:2], "ssm_alpha", "ssm_beta"], [*sizes[:2], n_heads, n_heads]
+
+    @cache
+    def heads() -> Tensor:
+        every = torch.arange(n_heads)
+        return every.view(-1, n_keys).T.flatten() if tiled else every
+
+    @cache
+    def values() -> Tensor:
+        return (heads()[:, None] * d_value + torch.arange(d_value)).flatten()
+
+    def channels() -> Tensor:
+        return torch.cat((torch.arange(keys), keys + values()))
+
+    def whole() -> Tensor:
+        raw = (heads(), n_heads + heads())
+        if not tiled:
+            both = torch.arange(2 * n_heads).view(n_keys, 2, -1)
+            raw = (both[:, 1].flatten(), both[:, 0].flatten())
+        first = keys + 2 * wide
+        return torch.cat((channels(), keys + wide + values(), *(first + part for part in raw)))
+
+    maps = [f"{theirs}{name}.weight" for name in names]
+    order = values if tiled and n_keys < n_heads else None
     return [
-        rows([f"{theirs}{name}.weight" for name in names], f"{ours}in_proj.weight", sizes, order),
-        *taps(f"{theirs}ssm_conv1d", ours, bias=False, order=channels),
+        rows(maps, f"{ours}in_proj.weight", sizes, None if tiled and order is None else whole),
+        *taps(f"{theirs}ssm_conv1d", ours, bias=False, n_channels=keys + wide, order=channels),
         system(theirs, ours, (n_heads,), heads),
         rows([f"{theirs}ssm_dt.bias"], f"{ours}dynamics.dt_bias", [n_heads], heads),
         same(f"{theirs}ssm_norm.weight", f"{ours}norm.weight"),
-        columns(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight", values),
+        columns(f"{theirs}ssm_out.weight", f"{ours}out_proj.weight", wide, order),
     ]
 
 
-def columns(theirs: str, ours: str, order: Tensor) -> Entry:
-    """Column i of ours is column order[i] of theirs."""
-    if torch.equal(order, torch.arange(len(order))):
+def columns(theirs: str, ours: str, n_columns: int, order: Order | None) -> Entry:
+    """Column i of ours is column order()[i] of theirs; None: as they are."""
+    if order is None:
         return same(theirs, ours)
-    return Entry((theirs,), (ours,), partial(_columns, theirs, order), lambda weight: weight[:, order.argsort()])
 
+    def to_ours(weight: Tensor) -> Tensor:
+        require_shape(theirs, weight, (weight.shape[0], n_columns))
+        return take_columns(weight, order())
 
-def _columns(name: str, order: Tensor, weight: Tensor) -> Tensor:
-    require_shape(name, weight, (weight.shape[0], len(order)))
-    return take_columns(weight, order)
+    return Entry((theirs,), (ours,), to_ours, lambda weight: weight[:, order().argsort()])
 
 
 def kimi_delta(config: KDAConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:

@@ -35,11 +35,12 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _cased(digits: str) -> str:
-    """The pattern of Llama 3, which others have with another number of digits."""
+def _cased(digits: str, marks: str = "") -> str:
+    """The pattern of Llama 3, which others have with another number of digits, or with marks among the letters."""
+    letters = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
     return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
+        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
@@ -49,11 +50,13 @@ SPLITTINGS = (
     Splitting(("olmo", "mpt"), (_byte_level(True),), "NFC"),
     Splitting(("starcoder", "refact", "smollm"), ({"type": "Digits", "individual_digits": True}, _byte_level(True))),
     Splitting(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2"),
         (_by(_cased(r"\p{N}{1,3}")), _byte_level(False)),
         ignore_merges=True,
     ),
+    Splitting(("dbrx", "smaug-bpe"), (_by(_cased(r"\p{N}{1,3}")), _byte_level(False))),  # as Granite 4's
     Splitting(("qwen2",), (_by(_cased(r"\p{N}")), _byte_level(False)), "NFC"),
+    Splitting(("qwen35",), (_by(_cased(r"\p{N}", r"\p{M}")), _byte_level(False)), "NFC"),
     Splitting(
         ("falcon",),
         (

@@ -103,7 +103,7 @@ class Architecture:
     write:    (the fields, our config) -> further keys
     fixed:    fields that are the same in all files
     idle:     keys that say nothing about what is computed
-    only:     keys whose value can be no other, where they are there
+    only:     keys that have this value wherever they are there
     final:    the name of the last norm
     second:   the name of the norm before an MLP that follows a mixer
     offset:   the weights of our norms are stored less 1
