@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statewise.mixers.prepared import wide
+from statewise.operators.folding import is_any
 from statewise.operators.masks import Masks
 from statewise.operators.ssd import SSD, SSDState
 
@@ -53,6 +54,8 @@ def system_of_ranks(
              x: (batch, length, n_heads, rank, d_head) -> y the same
     """
     length, rank = B.shape[1], B.shape[3]
+    if not is_any(length) and length == 1 and state is not None:
+        return _step(log_a, B, C, x, state, masks)
 
     def flat(m: Tensor) -> Tensor:
         return m.transpose(2, 3).flatten(1, 2)
@@ -62,6 +65,17 @@ def system_of_ranks(
     y, state = operator.apply(flat(x), state, of_ranks(masks, rank))
     behind = (C @ B.mT).triu(1)
     return y.unflatten(1, (length, rank)).transpose(2, 3) + behind @ x, state
+
+
+def _step(log_a: Tensor, B: Tensor, C: Tensor, x: Tensor, state: SSDState, masks: Masks) -> tuple[Tensor, SSDState]:
+    """A single step as its equation."""
+    before = state.h
+    if masks.starts is not None:
+        before = before.masked_fill(masks.starts[:, 0, None, None, None], 0)
+    h = log_a[:, 0, :, None, None].exp() * before + (x[:, 0].mT @ B[:, 0]).to(before.dtype)
+    if masks.valid is not None:
+        h = torch.where(masks.valid[:, 0, None, None, None], h, state.h)
+    return (C[:, 0].to(h.dtype) @ h.mT).to(x.dtype).unsqueeze(1), SSDState(h)
 
 
 def of_ranks(masks: Masks, rank: int) -> Masks:

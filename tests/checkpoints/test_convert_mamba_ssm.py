@@ -177,6 +177,19 @@ def test_fields_that_change_nothing() -> None:
     assert (mixer.dt_range, mixer.a_range) == ((0.01, 0.1), (2.0, 3.0))
 
 
+def test_mamba3_as_it_was_before_june_2026() -> None:
+    """A field of ours says which decay a model was trained with; that of their module today is the default."""
+    config = SMALL | {"ssm_cfg": MAMBA3 | {"A_activation": "softplus", "chunk_size": 16, "dropout": 0.1}}
+    tensors = published_mamba.made_up(config)
+    tokens = torch.randint(0, 21, (9,), generator=torch.Generator().manual_seed(1))
+    model = loaded(config, tensors, torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens[None])[0][0], published_mamba.Published(config, tensors)(tokens))
+    assert [block.mixer.config.decay for block in model.blocks] == ["softplus"] * 2
+    with pytest.raises(CheckpointError, match="only 'heavy_tail', since June 2026"):
+        mamba_ssm.write(model.config, model.state_dict())
+
+
 WRITTEN: list[tuple[Callable[[], LanguageModelConfig], str]] = [
     (lambda: of(sw.S4DConfig()), "no S4D"),
     (lambda: of(sw.MambaConfig(method="zoh")), "has method='zoh'"),

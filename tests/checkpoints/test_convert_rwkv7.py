@@ -196,6 +196,22 @@ def test_reads_blinkdl_files(shape: str, suffix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_float32_and_greedy_tokens(shape: str, tmp_path: Path) -> None:
+    """256 tokens that ``generate`` writes are those of the published equations; float32 is as near as it can be."""
+    tensors = blinkdl(shape)
+    torch.save(tensors, tmp_path / "RWKV-x070.pth")
+    model = sw.load(tmp_path / "RWKV-x070.pth")
+    prompt = tokens_of(5)
+    written = [int(token.ids) for token in sw.generate(model, prompt[None], max_new_tokens=256, temperature=0)]
+    truth = torch.from_numpy(logits(tensors, [*prompt.tolist(), *written], 64e-5))
+    assert truth[4:-1].argmax(1).tolist() == written
+    narrow = sw.load(tmp_path / "RWKV-x070.pth", dtype=torch.float32)
+    with torch.no_grad():
+        found = narrow(torch.tensor([[*prompt.tolist(), *written]]))[0][0]
+    assert (found - truth).abs().max() < 1e-5 * truth.abs().max()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_writes_what_blinkdl_reads(shape: str, tmp_path: Path) -> None:
     tensors = blinkdl(shape, first_value=False)
     torch.save(tensors, tmp_path / "a.pth")

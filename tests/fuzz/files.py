@@ -9,7 +9,7 @@ import struct
 import wave
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,6 +251,33 @@ def read_torch(folder: Path) -> None:
     sum(float(tensor.float().sum()) for tensor in tensors.values())
 
 
+def small_rwkv7() -> sw.LanguageModel:
+    torch.manual_seed(0)
+    first = sw.RWKV7Config(d_head=4, decay_rank=2, rate_rank=2, gate_rank=2)
+    mixers = (first, sw.ChannelMixConfig(), replace(first, value_rank=2), sw.ChannelMixConfig())
+    layers = tuple(sw.BlockConfig(mixer=mixer, norm="layer") for mixer in mixers)
+    fields = {"norm": "layer", "embedding_norm": "layer", "tie_embeddings": False}
+    return sw.LanguageModelConfig(vocab_size=16, d_model=8, layers=layers, **fields).build().eval()
+
+
+def write_fla(folder: Path) -> None:
+    from statewise.checkpoints.convert import save_as
+
+    save_as(small_rwkv7(), folder / "m", "fla")
+
+
+def write_blinkdl(folder: Path) -> None:
+    """By BlinkDL's names; their shapes, which say what the model is, stand in the header of safetensors."""
+    from safetensors.torch import save_file
+
+    from statewise.checkpoints.convert.rwkv7 import BLINKDL, entries, write_entries
+
+    model = small_rwkv7()
+    tensors = write_entries(entries(BLINKDL, model.config), model.state_dict())
+    (folder / "m").mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "m" / "model.safetensors")
+
+
 def write_checkpoint(folder: Path) -> None:
     sw.save(small_model(), folder / "m")
 
@@ -336,6 +363,8 @@ KINDS: dict[str, Kind] = {
     "torch": Kind(partial(write_torch, form="zip"), read_torch, "pytorch_model.pt"),
     "torch legacy": Kind(partial(write_torch, form="legacy"), load, changed=("m/pytorch_model.bin",)),
     "checkpoint": Kind(write_checkpoint, load),
+    "fla": Kind(write_fla, load),
+    "rwkv": Kind(write_blinkdl, load),
     "gguf": Kind(write_gguf, read_gguf),
     "two files": Kind(write_two_files, read_two_files, changed=("vocab.json", "merges.txt")),
     "state": Kind(write_state, read_state),

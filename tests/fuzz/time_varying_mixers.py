@@ -37,6 +37,7 @@ def mamba3(draw: Draw) -> None:
     config = Mamba3Config(
         d_state=draw.choice([2, 5, 8], "d_state"), d_head=4, n_groups=draw.choice([1, 2], "n_groups"),
         rope_fraction=1.0, chunk_length=draw.choice([5, 64], "chunk_length"),
+        mimo_rank=draw.choice([None, 1, 3], "mimo_rank"), decay=draw.choice(["softplus", "heavy_tail"], "decay"),
     )  # fmt: skip
     torch.manual_seed(draw.integer(0, 10**6))
     mixer = config.build(8).double()
@@ -55,28 +56,33 @@ def _mamba3_by_steps(mixer: Mamba3, x: Tensor) -> Tensor:
     config, dynamics, heads = mixer.config, mixer.dynamics, mixer.n_heads
     z, value, B, C, dt, A, trapezoid, angle = F.linear(x, mixer.in_proj.weight).split(mixer.sizes, -1)
     dt, share = F.softplus(dt + dynamics.dt_bias), torch.sigmoid(trapezoid)
-    decay = torch.exp(-dt * F.softplus(A).clamp(min=config.a_floor))
+    rate = F.softplus(A) if config.decay == "softplus" else torch.where(A > 0, 1 + A, 1 / (1 - A.clamp(max=0)))
+    decay = torch.exp(-dt * rate.clamp(min=config.a_floor))
     turns = math.pi * torch.tanh(angle)[:, :, None] * dt[..., None]
 
     def vectors(m: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        m = m.unflatten(-1, (config.n_groups, config.d_state))
+        m = m.unflatten(-1, (ranks, config.n_groups, config.d_state))
         m = m / (m.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * weight
-        return m.repeat_interleave(heads // config.n_groups, 2) + bias
+        return m.repeat_interleave(heads // config.n_groups, 3).transpose(2, 3) + bias.reshape(heads, ranks, -1)
 
+    ranks = 1 if config.mimo_rank is None else config.mimo_rank
+    ones = torch.ones(heads, 1, config.d_head, dtype=D)
+    up, gate, down = (ones,) * 3 if mixer.mimo is None else (mixer.mimo.x, mixer.mimo.z, mixer.mimo.out)
     keys = vectors(B, mixer.B_norm.weight, dynamics.B_bias)
     queries = vectors(C, mixer.C_norm.weight, dynamics.C_bias)
-    values = value.unflatten(-1, (heads, config.d_head))
+    values, gates = (m.unflatten(-1, (heads, 1, config.d_head)) * by for m, by in ((value, up), (z, gate)))
     S = torch.zeros(len(x), heads, config.d_head, config.d_state, dtype=D)
     added, outputs = torch.zeros_like(S), []  # added: v k^T of the step before
     for t in range(x.shape[1]):
         a, own = decay[:, t, :, None, None], share[:, t, :, None, None]
         step, back = dt[:, t, :, None, None], -turns[:, t, :, None]
         S = a * _turned(S, back) + (1 - own) * step * a * _turned(added, back)
-        added = values[:, t, ..., None] * keys[:, t, :, None]
+        added = torch.einsum("bhrp,bhrn->bhpn", values[:, t], keys[:, t])
         S = S + own * step * added
-        outputs.append((S * queries[:, t, :, None]).sum(-1) + dynamics.D[:, None] * values[:, t])
+        y = torch.einsum("bhpn,bhrn->bhrp", S, queries[:, t]) + dynamics.D[:, None, None] * values[:, t]
+        outputs.append((down * y * F.silu(gates[:, t])).sum(2))
     y = torch.stack(outputs, 1).flatten(2) if outputs else torch.zeros_like(z)
-    return F.linear(y * F.silu(z), mixer.out_proj.weight)
+    return F.linear(y, mixer.out_proj.weight)
 
 
 def _turned(m: Tensor, angles: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
+from statewise.insight.selection import hidden_attention, selects
 from statewise.mixers.mamba3 import Mamba3, Mamba3Config, turned
+from statewise.models.language_model import LanguageModelConfig
 
 SMALL = {"d_state": 8, "d_head": 4, "chunk_length": 5}
 OPTIONS = [
@@ -168,6 +170,32 @@ def test_published_sizes_and_initialisation() -> None:
         assert (parameter == 1).all()
 
 
+def test_ranks_as_published() -> None:
+    """Sizes and initialisation; with all ranks alike the layer is that of one input, but for what each rank adds."""
+    mixer = Mamba3Config(mimo_rank=4, output_norm=True).build(768)
+    assert mixer.in_proj.weight.shape == (2 * 1536 + 2 * 4 * 128 + 3 * 24 + 32, 768)
+    assert mixer.mimo is not None
+    assert mixer.norm is not None
+    assert mixer.norm.weight.shape == (1536,)
+    assert all(parameter.shape == (24, 4, 64) for parameter in mixer.mimo.parameters())
+    assert (mixer.mimo.x == 0.25).all()
+    assert (mixer.mimo.z == 1).all()
+    assert (mixer.mimo.out == 0.25).all()
+    for parameter in (mixer.dynamics.B_bias, mixer.dynamics.C_bias):
+        assert parameter.shape == (24, 4, 128)
+        assert (parameter == 1).all()
+
+
+@torch.no_grad()
+def test_ranks_have_no_one_map_of_a_head() -> None:
+    mixer = perturbed({"mimo_rank": 2})
+    with pytest.raises(InputError, match="mimo_rank=2 has no one map of a head"):
+        hidden_attention(mixer, torch.randn(1, 5, 8, dtype=torch.float64))
+    layers = (Mamba3Config(**SMALL, mimo_rank=2), Mamba3Config(**SMALL))
+    model = LanguageModelConfig(vocab_size=9, d_model=8, layers=layers).build()
+    assert [selects(block.mixer) for block in model.blocks] == [False, True]
+
+
 def test_what_is_refused() -> None:
     for options, message in [
         ({"d_state": 0}, "d_state=0"),
@@ -175,6 +203,8 @@ def test_what_is_refused() -> None:
         ({"rope_fraction": 1.5}, "rope_fraction=1.5"),
         ({"dt_range": (0.1, 0.01)}, r"dt_range=\(0.1, 0.01\) is out of range; expected two numbers"),
         ({"a_floor": 0.0}, "a_floor"),
+        ({"mimo_rank": 0}, "mimo_rank=0"),
+        ({"decay": "exp"}, "decay='exp'"),
     ]:
         with pytest.raises(ConfigError, match=message):
             Mamba3Config(**options)
