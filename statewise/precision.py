@@ -27,6 +27,11 @@ def full_precision(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes or torch.complex128 in dtypes else torch.float32
 
 
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without a call if it is: in exact mode each call of PyTorch is looked at, for microseconds."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def rounds_products() -> bool:
     """Whether the process lets factors of float32 products be rounded."""
     return torch.get_float32_matmul_precision() != "highest"

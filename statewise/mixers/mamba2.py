@@ -22,6 +22,7 @@ from statewise.operators.head_patterns import HEAD_PATTERNS, Heads, heads_of, sh
 from statewise.operators.masks import NO_MASKS, Masks
 from statewise.operators.ssd import SSD, SSDState
 from statewise.operators.state_shape import leaf
+from statewise.precision import as_dtype, full_precision
 
 
 class Mamba2State(NamedTuple):
@@ -126,12 +127,12 @@ class Mamba2Dynamics(Dynamics):
 
     def forward(self, dt: Tensor) -> tuple[Tensor, Tensor]:
         """Raw dt (batch, length, n_heads) -> the step sizes and log_a = dt A, in float32 or wider."""
-        dtype = torch.promote_types(self.dt_bias.dtype, torch.float32)
-        dt = F.softplus(dt.to(dtype) + self.dt_bias.to(dtype))
+        dtype = full_precision(self.dt_bias.dtype)
+        dt = F.softplus(as_dtype(dt, dtype) + as_dtype(self.dt_bias, dtype))
         low, high = self.config.dt_limit
         if low > 0 or high < math.inf:
             dt = dt.clamp(low, high)
-        return dt, -dt * self.A_log.to(dtype).exp()
+        return dt, -dt * as_dtype(self.A_log, dtype).exp()
 
 
 class Mamba2Direction(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from statewise.kernels.pairs import as_complex
 from statewise.mixers.base import Mixer, shared_copy
 from statewise.operators.base import Operator
+from statewise.precision import as_dtype, full_precision
 
 
 class PreparableMixer(Mixer):
@@ -58,7 +59,7 @@ class PreparedOperators(nn.Module):
 
 def wide(x: Tensor) -> Tensor:
     """x in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.is_complex() else as_dtype(x, full_precision(x.dtype))
 
 
 def _mapped(operator: Operator, fn: Callable[[Tensor], Tensor]) -> Operator:

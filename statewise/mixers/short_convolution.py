@@ -13,6 +13,7 @@ from statewise.kernels.exact import is_exact
 from statewise.operators.causal_convolution import CausalConvolution, ConvolutionState, convolve
 from statewise.operators.masks import Masks, build_masks
 from statewise.operators.plan import plan
+from statewise.precision import as_dtype
 
 
 class ShortConvolution(nn.Module):
@@ -72,9 +73,11 @@ class ShortConvolution(nn.Module):
         if is_exact() or plan(operator.rules, length=u.shape[1], n_taps=self.weight.shape[1]).form == "direct":
             history = operator.history(u, state)
             y, u, history = convolve(
-                u, self.weight.to(history.dtype), history, masks.segments, bias=self.bias, activation=self.activation
+                *(u, as_dtype(self.weight, history.dtype), history, masks.segments),
+                bias=self.bias,
+                activation=self.activation,
             )
-            return y.to(u.dtype), operator.following(u, history, state, masks)
+            return as_dtype(y, u.dtype), operator.following(u, history, state, masks)
         y, state = operator.fft(u, state, masks)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
         return (F.silu(y) if self.activation == "silu" else y), state

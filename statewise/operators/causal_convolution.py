@@ -19,7 +19,7 @@ from statewise.operators.documents import document_rows
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
 from statewise.operators.state_shape import leaf
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 
 class ConvolutionState(NamedTuple):
@@ -126,7 +126,7 @@ class CausalConvolution(Operator):
         dtype = full_precision(u.dtype, self.taps.dtype)
         if state is None:
             state = self.initial_state(u.shape[0], trailing=self._trailing(u), device=u.device, dtype=dtype)
-        return state.inputs.to(dtype)
+        return as_dtype(state.inputs, dtype)
 
     def following(
         self, u: Tensor, history: Tensor, state: ConvolutionState | None, masks: Masks
@@ -134,7 +134,8 @@ class CausalConvolution(Operator):
         """The state after u, in the dtype of the state before; None if there was none."""
         if state is None:
             return None
-        return ConvolutionState(last_inputs(u.to(history.dtype), history, masks).to(state.inputs.dtype))
+        last = last_inputs(as_dtype(u, history.dtype), history, masks)
+        return ConvolutionState(as_dtype(last, state.inputs.dtype))
 
     def fft(
         self, u: Tensor, state: ConvolutionState | None, masks: Masks = NO_MASKS

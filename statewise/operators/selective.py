@@ -18,7 +18,7 @@ from statewise.operators.base import Operator
 from statewise.operators.masks import NO_MASKS, Masks, mask_time
 from statewise.operators.plan import Rule, otherwise
 from statewise.operators.state_shape import leaf
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 
 class SelectiveState(NamedTuple):
@@ -141,7 +141,7 @@ class SelectiveDiagonal(Operator):
             exact=self.method == "zoh",
         )
         y, h = selective_scan_unchecked(given)
-        return y.reshape(u.shape), SelectiveState(h.reshape(state.h.shape).to(state.h.dtype))
+        return y.reshape(u.shape), SelectiveState(as_dtype(h.reshape(state.h.shape), state.h.dtype))
 
     def step_sizes(self) -> Tensor:
         """Delta, (batch, length, d): dt with its bias and softplus, in float32 or wider."""

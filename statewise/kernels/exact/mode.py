@@ -23,7 +23,7 @@ def _base(func: Any) -> str:
 
 
 Rule = Callable[..., Any]
-_RULES: dict[Any, Rule] = {}
+_RULES: dict[int, Rule] = {}
 
 
 class ExactMode(TorchDispatchMode):
@@ -33,10 +33,12 @@ class ExactMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not is_exact():
             return func(*args, **kwargs)
-        rule = _RULES.get(func)
+        rule = _RULES.get(id(func))  # an operation stays where it is, and its hash is a call of Python
         if rule is None:
-            rule = _RULES[func] = _rule_of(func)
+            rule = _RULES[id(func)] = _rule_of(func)
         if rule is _in_parts:
+            if func is torch.ops.aten.dropout.default and not args[2]:
+                return args[0]
             with self:
                 return func.decompose(*args, **kwargs)
         return rule(func, args, kwargs)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from statewise import native
 from statewise.errors import InputError
 
@@ -69,6 +71,14 @@ def of_parameters() -> AbstractContextManager[None]:
     So exact mode leaves it alone.
     """
     return _off() if is_exact() else nullcontext()  # torch.compile knows the second
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Within it exact mode looks at nothing: for a few calls that are known to be exact, and of which no gradient is
+    wanted. A look at a call takes longer than many of them."""
+    with _disable_current_modes():
+        yield
 
 
 @contextmanager

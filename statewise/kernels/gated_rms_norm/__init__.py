@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -14,7 +13,7 @@ from statewise.kernels.arguments import Sizes
 from statewise.kernels.gated_rms_norm import native, pytorch
 from statewise.kernels.gated_rms_norm.reference import gated_rms_norm_reference
 from statewise.kernels.stored import refuse_unreal, stored_refusal
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_reference"]
 
@@ -66,9 +65,10 @@ def gated_rms_norm(
     if not 1 <= n_groups <= max(x.shape[-1], 1) or x.shape[-1] % n_groups:
         raise InputError(f"gated_rms_norm: n_groups={n_groups} does not divide the width {x.shape[-1]}")
     refuse_unreal("gated_rms_norm", x=x, z=z, weight=weight)
-    dtype = torch.promote_types(x.dtype, torch.promote_types(z.dtype, full_precision(weight.dtype)))
+    dtype = full_precision(x.dtype, z.dtype, weight.dtype)
     if x.dtype == z.dtype and full_precision(x.dtype) == dtype:
         dtype = x.dtype  # stored narrower than computed
-    weight = weight.to(full_precision(dtype))
-    y: Tensor = _gated_rms_norm(x.to(dtype), z.to(dtype), weight, eps, n_groups, norm_before_gate)
-    return y.to(x.dtype)
+    weight = as_dtype(weight, full_precision(dtype))
+    x_z = as_dtype(x, dtype), as_dtype(z, dtype)
+    y: Tensor = _gated_rms_norm(*x_z, weight, eps, n_groups, norm_before_gate)
+    return as_dtype(y, x.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from statewise.errors import InputError
@@ -10,7 +9,7 @@ from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.rms_norm import native, pytorch
 from statewise.kernels.rms_norm.reference import rms_norm_reference
 from statewise.kernels.stored import refuse_unreal, stored_refusal
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 __all__ = ["rms_norm", "rms_norm_reference"]
 
@@ -41,6 +40,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     Errors:   InputError if the shapes disagree, and for complex numbers or integers.
     Source:   Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
 
+    >>> import torch
     >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), eps=0.0)
     tensor([[0.8485, 1.1314]])
     """
@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
             f"rms_norm needs x (..., width) and weight (width,); got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
     refuse_unreal("rms_norm", x=x, weight=weight)
-    dtype = torch.promote_types(full_precision(x.dtype), full_precision(weight.dtype))
+    dtype = full_precision(x.dtype, weight.dtype)
     stored = x if full_precision(x.dtype) == dtype else x.to(dtype)
-    y: Tensor = _rms_norm(stored, weight.to(dtype), eps)
-    return y.to(x.dtype)
+    y: Tensor = _rms_norm(stored, as_dtype(weight, dtype), eps)
+    return as_dtype(y, x.dtype)

@@ -11,7 +11,7 @@ from statewise.errors import InputError
 from statewise.kernels.pairs import as_complex
 from statewise.kernels.selective_scan.reference import selective_scan_reference
 from statewise.kernels.stored import refuse_unreal
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 METHODS = ("mamba", "zoh")
 
@@ -91,7 +91,7 @@ class Arguments(NamedTuple):
                 return m
             if name in "ABC" and self.is_complex:
                 return torch.view_as_real(m.to(pairs).resolve_conj())
-            return m.to(real)
+            return as_dtype(m, real)
 
         found: dict[str, Any] = {name: cast(name, m) for name, m in zip(Gradients._fields, self.numbers)}
         return self._replace(**found)

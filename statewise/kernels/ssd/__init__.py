@@ -15,7 +15,7 @@ from statewise.kernels.backend import refusal_of, triton_is_asked_for
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_unreal
-from statewise.precision import full_precision
+from statewise.precision import as_dtype, full_precision
 
 __all__ = ["ssd", "ssd_reference"]
 
@@ -127,6 +127,6 @@ def ssd_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
             *(m if m is None else m.to(dtype) for m in given[4:7]),
         )
     else:
-        numbers = tuple(m if m is None else m.to(dtype) for m in numbers)
+        numbers = tuple(m if m is None else as_dtype(m, dtype) for m in numbers)
     y, state = _ssd(*numbers, given.segments, given.chunk_length)
-    return y.to(given.x.dtype), state
+    return as_dtype(y, given.x.dtype), state
