@@ -27,7 +27,7 @@ from statewise.reproduce.hardware import environment
 from statewise.training.presets import PRESETS
 
 ORDER = 12
-STRENGTHS = (4.0, 16.0, 64.0, 256.0)  # what the order below counts for, beside an observation
+STRENGTHS = (16.0, 64.0, 256.0, 1024.0)  # what the order below counts for, beside an observation
 ARMS = {"carried": "true", "from rest": "false"}
 
 

@@ -20,7 +20,7 @@ from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.evaluation_mode import evaluation_mode
 
-LONG_ROW = 1 << 16  # steps; longer rows are read in pieces
+LONG_ROW = 1 << 15  # steps; longer rows are read in pieces
 PIECE = 1 << 13
 
 
@@ -64,7 +64,7 @@ def evaluate_classifier(
 ) -> Classification:
     """Classify every row of a split, or the first ``max_sequences``; ``progress(done, total)`` is called on the way.
 
-    Rows of similar length share a batch; which rows share one only changes the speed. Rows of more than 65,536 steps
+    Rows of similar length share a batch; which rows share one only changes the speed. Rows of more than 32,768 steps
     are read in pieces, if the model has a state.
 
     Errors:  InputError for logits that are not finite, or that do not fit the targets; for max_sequences below 1.

@@ -85,17 +85,16 @@ def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> 
 
 def long_audio_262k() -> RunConfig:
     """Who speaks in half a minute of recordings, 262,144 samples, read in pieces; needs data.folder (--data-dir)."""
-    return _audio(262_144)
+    return _audio(JoinConfig(length=262_144, shortest=4096, n_train=1024, n_validation=12, n_test=24))
 
 
 def long_audio_1m() -> RunConfig:
     """Who speaks in two minutes of recordings, 1,048,576 samples, read in pieces; needs data.folder (--data-dir)."""
-    return _audio(1_048_576)
+    return _audio(JoinConfig(length=1_048_576, shortest=4096, n_train=768, n_validation=6, n_test=12))
 
 
-def _audio(length: int) -> RunConfig:
+def _audio(join: JoinConfig) -> RunConfig:
     """Spoken digits of one speaker, end to end, read in frames of four samples. The rows grow from half a second."""
-    join = JoinConfig(length=length, shortest=4096, n_train=2048, n_validation=12, n_test=24)
     data = LabelledDataConfig(source="spoken-digits", label_field="speaker", join=join, normalize="dataset")
     layer = BlockConfig(mixer=S4DConfig(d_state=16), norm="layer", dropout=0.1)
     model = SequenceClassifierConfig(n_classes=6, d_input=1, d_model=64, layers=(layer,) * 3, frame_length=4)
@@ -106,7 +105,7 @@ def _audio(length: int) -> RunConfig:
         reporting=ReportingConfig(evaluate_minutes=None, save_minutes=2.0),
         batch_size=8,
         short_first=True,
-        pieces=length // (2 * PIECE),
+        pieces=join.length // (2 * PIECE),
         matmul="fast",
     )
     return RunConfig(model=model, data=data, train=train)
