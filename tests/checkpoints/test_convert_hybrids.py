@@ -256,6 +256,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "hybrid_override_pattern='MX'",
     ),
     "untied": ("zamba", {"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
+    "places": ("zamba", {"hybrid_layer_ids": [9, 0]}, r"hybrid_layer_ids=\[9, 0\] is not supported"),
+    "no multiplier": ("falcon", {"key_multiplier": None}, "key_multiplier=None is of another kind"),
+    "one multiplier": ("falcon", {"mlp_multipliers": [0.5]}, r"mlp_multipliers=\[0.5\] is of another kind"),
     "multipliers": ("falcon", {"ssm_multipliers": [1.0, 2.0]}, r"ssm_multipliers=\[1.0, 2.0\]"),
 }
 

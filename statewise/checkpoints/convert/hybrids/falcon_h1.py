@@ -37,7 +37,10 @@ def both(names: tuple[str, str]) -> Field:
 
 def mlp_scale(number: int) -> Field:
     def into(value: Any, given: Config) -> Any:
-        return 1.0 if value is None else value[number]
+        if value is None:
+            return 1.0
+        gate, output = value
+        return (gate, output)[number]
 
     return Field("mlp_multipliers", None, into, lambda value, within, d_model: [within.gate_scale, within.output_scale])
 

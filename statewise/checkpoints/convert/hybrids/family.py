@@ -29,7 +29,7 @@ from statewise.checkpoints.differences import differences
 from statewise.checkpoints.empty import expected_shapes
 from statewise.configuration.base import schema
 from statewise.configuration.kinds import Place
-from statewise.errors import CheckpointError, ConfigError, retold
+from statewise.errors import CheckpointError, ConfigError, StatewiseError, excerpt, retold
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
@@ -54,8 +54,19 @@ class Field:
     back: Callable[[Any, Any, int], Any] | None = None
 
     def read(self, given: Config) -> Any:
+        """Errors:  CheckpointError for a value of another kind or length than it has to be."""
         value = given.get(self.theirs, self.default)
-        return value if self.into is None else self.into(value, given)
+        if self.into is None:
+            return value
+        try:
+            return self.into(value, given)
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            if isinstance(error, StatewiseError):
+                raise
+            name = self.theirs or "a field"
+            raise CheckpointError(
+                f"its config: {name}={excerpt(value)} is of another kind than it has to be"
+            ) from error
 
     def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
         value = value if self.back is None else self.back(value, within, d_model)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from statewise.checkpoints.convert.entries import Entry, affine, same
-from statewise.checkpoints.convert.fields import count
+from statewise.checkpoints.convert.fields import count, require
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.hybrids.common import (
     activation,
@@ -88,7 +88,10 @@ def hybrid(number: int) -> Part:
 
 def kinds(given: Config) -> list[str]:
     n_shared, n_hybrids, found = count(given, "num_mem_blocks", 1, WHERE), 0, []
-    for name in layer_types(given, DEFAULT):
+    names = layer_types(given, DEFAULT)
+    places = [i for i, name in enumerate(names) if name == "hybrid"]
+    require(given, {"hybrid_layer_ids": given.get("hybrid_layer_ids") and places}, f"transformers' {WHERE} config")
+    for name in names:
         found.append(f"hybrid {n_hybrids % n_shared}" if name == "hybrid" else name)
         n_hybrids += name == "hybrid"
     return found
