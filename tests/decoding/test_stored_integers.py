@@ -30,6 +30,7 @@ def test_whole_numbers_with_their_scales_are_the_values(kind: str) -> None:
     raw, form = stored(kind), QUANTISATIONS[kind]
     integers = GGUFBlocks(raw).integers(slice(None))
     assert torch.equal(integers.weight(), widened(raw))
+    assert torch.equal(QuantisedTensor(GGUFBlocks(raw)).widened(), widened(raw))
     assert integers.group == form.group
     assert (integers.offsets is not None) is form.offset
     most = {"int8": 127, "int4": 15 if form.offset else 7}[form.packed]

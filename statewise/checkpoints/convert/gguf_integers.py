@@ -48,7 +48,8 @@ class GGUFBlocks(Blocks):
 
     def widened(self, rows: slice | Tensor) -> Tensor:
         raw = self._raw[rows if isinstance(rows, slice) else rows.reshape(-1).numpy()]
-        found = widened(StoredTensor(self.kind, (len(raw), self.shape[1]), raw))
+        shape, in_parts = (len(raw), self.shape[1]), self.kind in PARTS
+        found = self._products(raw).view(shape) if in_parts else widened(StoredTensor(self.kind, shape, raw))
         return found if isinstance(rows, slice) else found.view(*rows.shape, self.shape[1])
 
     def are_finite(self) -> bool:
@@ -58,8 +59,17 @@ class GGUFBlocks(Blocks):
         found = [_iq1_m(blocks)] if self.kind == "IQ1_M" else [_half(blocks, at) for at in HALVES.get(self.kind, ())]
         return all(bool(np.isfinite(scales).all()) for scales in found)
 
+    def _products(self, raw: Array) -> Tensor:
+        """Each number times its scale: what the package computes, in less than half the time."""
+        x = self._integers(raw)
+        out = x.q.view(*x.scales.shape, x.group) * x.scales[..., None]
+        return out if x.offsets is None else out.add_(x.offsets[..., None])
+
     def integers(self, rows: slice) -> Integers:
-        raw, form = self._raw[rows], QUANTISATIONS[self.kind]
+        return self._integers(self._raw[rows])
+
+    def _integers(self, raw: Array) -> Integers:
+        form = QUANTISATIONS[self.kind]
         blocks = raw.reshape(-1, form.n_bytes)
         with np.errstate(all="ignore"):  # what is not finite is refused when the model is loaded
             q, scales, offsets = PARTS[self.kind](blocks) if self.kind in PARTS else _quotients(self.kind, blocks)
