@@ -242,6 +242,39 @@ def test_which_layer_is_refused(folder: Path) -> None:
         load_layer({"model_type": "gpt2"}, {}, layer=0)
 
 
+ALIASES: dict[str, dict[str, Any]] = {  # of the fields of a model's config.json, as transformers takes them
+    "recurrent_gemma": {"sliding_window": "attention_window_size"},
+    "kimi": {"num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token"},
+    "jamba": {"num_local_experts": "num_experts"},
+}
+
+
+@pytest.mark.parametrize("start", ALIASES)
+def test_other_names_of_fields(start: str, folder: Path, tmp_path: Path) -> None:
+    name = next(name for name in EVERY if name.startswith(start))
+    path = saved(EVERY[name], folder)
+    given = json.loads((path / "config.json").read_text())
+    renamed = {next((a for a, of in ALIASES[start].items() if of == key), key): value for key, value in given.items()}
+    assert renamed.keys() != given.keys()
+    (tmp_path / "config.json").write_text(json.dumps(renamed))
+    (tmp_path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    assert sw.load(tmp_path).config == sw.load(path).config
+    alias, of = next(iter(ALIASES[start].items()))
+    (tmp_path / "config.json").write_text(json.dumps({**given, alias: given[of] + 1}))
+    with pytest.raises(CheckpointError, match=f"{of}={given[of]} is not supported; expected {given[of] + 1}"):
+        sw.load(tmp_path)
+
+
+@pytest.mark.parametrize("start", ["qwen3_next", "qwen3_5", "olmo", "kimi"])
+def test_another_activation_is_that_of_convolutions_too(start: str, folder: Path, tmp_path: Path) -> None:
+    path = saved(EVERY[next(name for name in EVERY if name.startswith(start))], folder)
+    given = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(given | {"hidden_act": "gelu"}))
+    (tmp_path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="hidden_act='gelu' is not supported"):
+        sw.load(tmp_path)
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "quantised": ("bamba", {"quantization_config": {"bits": 4}}, "quantization_config"),
     "activation": ("bamba", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),

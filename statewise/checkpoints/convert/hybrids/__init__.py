@@ -91,7 +91,7 @@ def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
     family = family_of(config.get("model_type"))
     if family is None:
         raise CheckpointError(f"load_layer reads {', '.join(FAMILIES)}; got model_type={config.get('model_type')!r}")
-    config, _ = _language_model(config, {})
+    config = family.named(_language_model(config, {})[0])
     whole = family.config(config)
     if not 0 <= layer < len(whole.layers):
         raise CheckpointError(f"layer={layer} of a model with {len(whole.layers)} layers; they count from 0")

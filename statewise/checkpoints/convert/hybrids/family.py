@@ -148,6 +148,7 @@ class Family:
     constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
     left_out:   what names begin with of tensors that the model does without, such as a head for the token after next
     spellings:  parts of names that files may have in place of others: theirs -> as it is here
+    aliases:    other names of fields, as that library takes them: alias -> field
     """
 
     model_type: str
@@ -167,6 +168,7 @@ class Family:
     constant: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     layers_field: str = "num_hidden_layers"
     between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
 
@@ -179,7 +181,7 @@ class Family:
 
         Errors:  CheckpointError for a value that is not supported.
         """
-        where = self.where
+        where, given = self.where, self.named(given)
         require(given, {"quantization_config": None, **self.required}, where)
         names = list(self.kinds(given))
         unknown = next((name for name in names if name not in self.blocks), None)
@@ -208,12 +210,24 @@ class Family:
         where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
+        given = self.named(given)
         kinds = list(self.kinds(given))
         require_layers(len(kinds), self.layers_field, tensors, f"{prefix}{self.layers}.")
         ours = self.config(given)
         shape = (ours.vocab_size, ours.d_model)  # before a model of these sizes is built
         require_shape(f"{where}: {prefix}{self.embedding}", tensors[prefix + self.embedding], shape)
         return ours, read_entries(self.entries(ours, names, kinds), tensors, expected_shapes(ours), where=where)
+
+    def named(self, given: Config) -> Config:
+        """Their config with one name for each field.
+
+        Errors:  CheckpointError where two names of one field say different things.
+        """
+        for alias, name in self.aliases.items():
+            if given.get(alias) is not None:
+                require(given, {name: given[alias]}, f"{self.where}, as {alias} has it")
+                given = {**given, name: given[alias]}
+        return given
 
     def spelled(self, name: str) -> str:
         """A name of a file as it is here."""

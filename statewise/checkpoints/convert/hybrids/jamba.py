@@ -83,5 +83,6 @@ FAMILIES = {
             for suffix, mlp in (("", MLP), (" moe", MOE))
         },
         required={"hidden_act": "silu"},
+        aliases={"num_local_experts": "num_experts"},
     )
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from statewise.checkpoints.convert.delta_tables import kimi_delta, latent_attention
 from statewise.checkpoints.convert.entries import Entry
-from statewise.checkpoints.convert.fields import count, section
+from statewise.checkpoints.convert.fields import count, section, wrong
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.hybrids.common import WHERE, activation, hidden, layer_types
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
@@ -112,7 +112,9 @@ def kinds(given: Config) -> list[str]:
     n_dense = count(given, "first_k_dense_replace", 1, WHERE, at_least=0)
     experts = given.get("mlp_layer_types") or ["dense" if i < n_dense else "sparse" for i in range(n_layers)]
     mixers = layer_types(given, ["full_attention" if it else "linear_attention" for it in attention])
-    return [f"{mixer} {mlp}" for mixer, mlp in zip(mixers, experts, strict=True)]
+    if len(experts) != len(mixers):
+        raise wrong("mlp_layer_types", experts, f"as many as layer_types has, {len(mixers)}", WHERE)
+    return [f"{mixer} {mlp}" for mixer, mlp in zip(mixers, experts)]
 
 
 def kinds_back(names: Sequence[str]) -> dict[str, Any]:
@@ -130,6 +132,14 @@ FAMILIES = {
             "norm_eps": EPS,
         },
         block={"norm_eps": EPS},
+        required={"hidden_act": "silu"},  # of the convolutions too
+        aliases={
+            "norm_topk_prob": "moe_renormalize",
+            "n_group": "num_expert_group",
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_token",
+            "n_shared_experts": "num_shared_experts",
+        },
         kinds=kinds,
         kinds_back=kinds_back,
         constant={"tie_embeddings": False},  # what that library takes it for, whatever the field says

@@ -99,6 +99,7 @@ FAMILIES = {
             "mlp": Kind(None, Part(MLPConfig, "mixer", plain_mlp(), MLP), (None, "norm")),
             "moe": Kind(None, Part(MoEConfig, "mixer", EXPERT_TABLE, EXPERTS, SIGMOID), (None, "norm")),
         },
+        aliases={"num_local_experts": "n_routed_experts"},
         required={"mamba_hidden_act": "silu", "sliding_window": None},
     )
 }

@@ -108,6 +108,7 @@ FAMILIES = {
         architecture="OlmoHybridForCausalLM",
         model=model_fields(100352, 3840, EPS),
         block={"norm_eps": EPS},
+        required={"hidden_act": "silu"},  # of the convolutions too
         kinds=kinds,
         kinds_back=kinds_back,
         # names as that library writes them, and as it has them in memory or the published files do

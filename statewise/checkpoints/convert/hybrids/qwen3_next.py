@@ -100,6 +100,7 @@ def family(model_type: str, architecture: str, sizes: tuple[int, int], **own: An
         block={"norm_eps": EPS},
         constant={"norm": "rms_offset"},
         left_out=("mtp.",),
+        required={"hidden_act": "silu"},  # of the convolutions too
         **own,
     )
 

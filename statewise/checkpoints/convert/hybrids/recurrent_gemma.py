@@ -98,5 +98,6 @@ FAMILIES = {
         },
         constant={"norm": "rms_offset"},
         required={"hidden_activation": "gelu_pytorch_tanh"},
+        aliases={"sliding_window": "attention_window_size"},
     )
 }

@@ -158,6 +158,7 @@ FAMILIES = {
         blocks={"linear_attention": PLAIN, **HYBRIDS},
         # With a head of its own that library unties the shared layers as well
         required={"use_long_context": False, "use_conv_bias": True, "tie_word_embeddings": True},
+        aliases={"head_dim": "attention_head_dim"},
         between=between,
     )
 }
