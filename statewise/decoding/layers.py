@@ -77,12 +77,7 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
     if model.positions is not None and positions is not None:
         table = model.positions.weight[model.positions.offset :]
         program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
-    emit_scale(
-        program,
-        (1.0 if apart else config.embedding_scale) / stream,
-        x,
-        d_model,
-    )
+    emit_scale(program, (1.0 if apart else config.embedding_scale) / stream, x, d_model)
     if any(block.mixer.reads_embedding for block in model.blocks):
         kept = token_embedding(program, d_model)
         emit_affine(program, x, kept, d_model, torch.full((d_model,), stream), wait=True)
