@@ -64,6 +64,14 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         sw.KDAConfig(n_heads=3, d_key=7, d_value=5, rank=6, gate_bias=True, negative_eigenvalues=True, bias=True),
         sw.RWKV7Config(d_head=11, decay_rank=9, rate_rank=17, gate_rank=5),
     ),
+    "rwkv": (
+        sw.RWKV7Config(d_head=11, decay_rank=9, rate_rank=17, gate_rank=5),
+        sw.ChannelMixConfig(expand=1.5),
+        sw.RWKV7Config(d_head=2, decay_rank=3, rate_rank=4, gate_rank=5, value_rank=6),
+        sw.RWKV7Config(d_head=22, decay_rank=3, rate_rank=4, gate_rank=5),
+        sw.RWKV7Config(d_head=11, decay_rank=3, rate_rank=4, gate_rank=5, value_rank=1),
+        sw.ChannelMixConfig(expand=2.0),
+    ),
     "gated memories": (
         sw.GLAConfig(n_heads=2, d_key=20, d_value=3, rank=3, bias=True),
         sw.MLSTMConfig(n_heads=2, d_key=17, d_value=5, bias=True, gate_cap=4.0),

@@ -98,6 +98,20 @@ static void run_token_shift(const worker *me, const token_shift *a) {
     }
 }
 
+static void run_mix_values(const worker *me, const mix_values *a) {
+    range mine = share_of(me, a->width);
+    for (int64_t b = 0; b < me->step->n_rows; b++) {
+        const float *share = at(me, a->share, b), *other = at(me, a->other, b);
+        float *x = at(me, a->x, b);
+        for (int64_t i = mine.first; i < mine.end; i += LANES) {
+            int64_t left = mine.end - i;
+            vf32 value = load_upto(x + i, left);
+            vf32 change = sigmoid_f32(load_upto(share + i, left)) * (load_upto(other + i, left) - value);
+            store_upto(x + i, value + change, left);
+        }
+    }
+}
+
 /* Every thread does all heads for itself. */
 static void run_rwkv7_keys(const worker *me, const rwkv7_keys *a) {
     int64_t d = a->d_head, width = a->n_heads * d;

@@ -60,20 +60,24 @@ def emit_model(program: Program, model: LanguageModel) -> tuple[list[StateTable]
     # The residual stream is kept divided by what all branches are multiplied by: they then add themselves as they are
     stream = config.blocks[0].branch_scale
     positions = None if model.positions is None else program.state(1)
+    apart = positions is not None or model.embedding_norm is not None  # the scale of the embedding is a step of its own
     # With positions nobody waits: a thread's share of the columns is what it has embedded
     embedding, d_embedding = program.matrix(model.embedding.weight), model.embedding.embedding_dim
     if model.embedding_in is None:
-        program.emit(Embed(weight=embedding, output=x), wait=positions is None or config.embedding_scale != 1.0)
+        wait = positions is None or model.embedding_norm is not None or config.embedding_scale != 1.0
+        program.emit(Embed(weight=embedding, output=x), wait=wait)
     else:
         embedded = program.buffer("embedded", d_embedding)
         program.emit(Embed(weight=embedding, output=embedded), wait=True)
         program.linear(model.embedding_in.weight, None, embedded, x, wait=True)
-    if positions is not None:
+    if apart:
         emit_scale(program, config.embedding_scale, x, d_model)
+    if model.embedding_norm is not None:
+        emit_norm(program, model.embedding_norm, x, x, wait=True)
     if model.positions is not None and positions is not None:
         table = model.positions.weight[model.positions.offset :]
         program.emit(AddRow(width=d_model, table=table, positions=positions, x=x), wait=True)
-    emit_scale(program, (config.embedding_scale if positions is None else 1.0) / stream, x, d_model)
+    emit_scale(program, (1.0 if apart else config.embedding_scale) / stream, x, d_model)
     if any(block.mixer.reads_embedding for block in model.blocks):
         kept = token_embedding(program, d_model)
         emit_affine(program, x, kept, d_model, torch.full((d_model,), stream), wait=True)

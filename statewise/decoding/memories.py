@@ -61,6 +61,15 @@ class TokenShift(Instruction):
     state: Slot
 
 
+class MixValues(Instruction):
+    """In place, x += sigmoid(share) (other - x)"""
+
+    width: Count
+    share: Place
+    other: Place
+    x: Place
+
+
 class Rwkv7Keys(Instruction):
     """For each head read = xi k at length 1, erase = sigmoid(rate) read, write = k (1 + (sigmoid(rate) - 1) alpha)."""
 

@@ -15,8 +15,6 @@ def block_refusal(block: BlockConfig) -> str | None:
 
 def model_refusal(config: LanguageModelConfig) -> str | None:
     """Why a model has no step, but for what its layers say."""
-    if config.embedding_norm is not None:
-        return f"embedding_norm={config.embedding_norm!r}, but the step norms no embedding"
     scales = {block.branch_scale for block in config.blocks}
     if len(scales) > 1 or min(scales) <= 0.0:
         return f"its layers have branch_scale {sorted(scales)}, but the step has one above 0 for all"

@@ -147,6 +147,8 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
     options: dict[str, Any] = {"tie_embeddings": layers != "hybrid"}
     if layers == "mamba":
         options = {"norm": "layer", "max_positions": 20}
+    if layers == "rwkv":
+        options = {"norm": "layer", "embedding_norm": "layer", "embedding_scale": 3.0, "max_positions": 40}
     if layers == "scaled":
         options = {"embedding_scale": 12.0, "logit_scale": 0.25, "max_positions": 20}
     if layers == "experts":

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from statewise.decoding.mixers.attention import emit_attention
+from statewise.decoding.mixers.channel_mix import emit_channel_mix
 from statewise.decoding.mixers.delta_net import emit_delta_net
 from statewise.decoding.mixers.gated_convolution import emit_gated_convolution
 from statewise.decoding.mixers.gated_linear_attention import emit_gla
@@ -22,13 +23,14 @@ from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
 from statewise.decoding.mixers.mlstm import emit_mlstm
 from statewise.decoding.mixers.parallel import emit_parallel, parallel_refusal
 from statewise.decoding.mixers.rg_lru import emit_rg_lru
-from statewise.decoding.mixers.rwkv7 import emit_rwkv7, rwkv7_refusal
+from statewise.decoding.mixers.rwkv7 import emit_rwkv7
 from statewise.decoding.mixers.shared_transformer import emit_shared_transformer, shared_transformer_refusal
 from statewise.decoding.operands import Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.base import Mixer
+from statewise.mixers.channel_mix import ChannelMix
 from statewise.mixers.delta_net import DeltaNet, GatedDeltaNet
 from statewise.mixers.gated_convolution import GatedConvolution
 from statewise.mixers.gated_linear_attention import GLA
@@ -63,7 +65,8 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
         GatedDeltaNet: Emitter(emit_delta_net),
         GatedConvolution: Emitter(emit_gated_convolution),
         KDA: Emitter(emit_kda),
-        RWKV7: Emitter(emit_rwkv7, rwkv7_refusal),
+        RWKV7: Emitter(emit_rwkv7),
+        ChannelMix: Emitter(emit_channel_mix),
         GLA: Emitter(emit_gla),
         MLSTM: Emitter(emit_mlstm),
         RGLRU: Emitter(emit_rg_lru),

@@ -7,15 +7,11 @@ import math
 import torch
 
 from statewise.decoding.instructions import Activation, Norm
-from statewise.decoding.memories import ChannelDecay, RankOneMemory, Rwkv7Bonus, Rwkv7Keys, TokenShift
+from statewise.decoding.memories import ChannelDecay, MixValues, RankOneMemory, Rwkv7Bonus, Rwkv7Keys, TokenShift
 from statewise.decoding.operands import ActivationKind, DecayKind, NormKind, Place
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.rwkv7 import LEAST_LOG_DECAY, MIXES, RWKV7, UNIT_EPS
-
-
-def rwkv7_refusal(mixer: RWKV7) -> str | None:
-    return None if mixer.value_net is None else "mixes its values with the first layer's, but the step has only its own"
 
 
 def emit_rwkv7(program: Program, mixer: RWKV7, x: Place, residual: Place) -> StateTable:
@@ -27,7 +23,9 @@ def emit_rwkv7(program: Program, mixer: RWKV7, x: Place, residual: Place) -> Sta
     program.emit(TokenShift(width=width, n_mixes=len(mu), mu=mu, x=x, output=shifted, state=state.leaf(0)), wait=True)
     r = program.buffer("projected", 6 * width)
     k, v, decay, rate, gate = (r.after(i * width) for i in range(1, 6))
-    _emit_projections(program, mixer, mixes, (r, k, v, decay, rate, gate))
+    first = program.buffer("first_values", width)  # where a layer leaves its values to those behind it
+    v = first if mixer.value_net is None else v
+    _emit_projections(program, mixer, mixes, (r, k, v, decay, rate, gate), first)
     read, erase, write = (program.buffer(f"{name}_keys", width, local=True) for name in ("read", "erase", "write"))
     keys = Rwkv7Keys(
         n_heads=n_heads,
@@ -79,8 +77,10 @@ def emit_rwkv7(program: Program, mixer: RWKV7, x: Place, residual: Place) -> Sta
     return state
 
 
-def _emit_projections(program: Program, mixer: RWKV7, mixes: dict[str, Place], made: tuple[Place, ...]) -> None:
-    """r, k, v, the decay, the rate and the gate from the shifted inputs."""
+def _emit_projections(
+    program: Program, mixer: RWKV7, mixes: dict[str, Place], made: tuple[Place, ...], first: Place
+) -> None:
+    """r, k, v, the decay, the rate and the gate from the shifted inputs, and the first layer's values."""
     r, k, v, decay, rate, gate = made
     config = mixer.config
     ranks = (config.decay_rank, config.rate_rank, config.gate_rank)
@@ -93,6 +93,9 @@ def _emit_projections(program: Program, mixer: RWKV7, mixes: dict[str, Place], m
     program.linear(mixer.rate_net.down.weight, None, mixes["a"], narrow_rate, wait=False)
     program.linear(mixer.gate_net.down.weight, None, mixes["g"], narrow_gate, wait=False)
     program.emit(Activation(kind=ActivationKind.SIGMOID, width=ranks[2], gated=False, x=narrow_gate))
+    narrow_share, share = program.buffer("narrow_share", config.value_rank or 1), program.buffer("share", mixer.d_model)
+    if mixer.value_net is not None:
+        program.linear(mixer.value_net.down.weight, None, mixes["v"], narrow_share, wait=False)
     program.linear(mixer.r_proj.weight, None, mixes["r"], r, wait=False)
     program.linear(mixer.k_proj.weight, None, mixes["k"], k, wait=False)
     program.linear(mixer.v_proj.weight, None, mixes["v"], v, wait=True)
@@ -100,5 +103,8 @@ def _emit_projections(program: Program, mixer: RWKV7, mixes: dict[str, Place], m
     factor, bias = torch.full((mixer.d_model,), LEAST_LOG_DECAY * math.log2(math.e)), mixer.dynamics.bias
     decays = ChannelDecay(kind=DecayKind.LOGISTIC, width=mixer.d_model, factor=factor, bias=bias, x=decay)
     program.emit(decays)
+    if mixer.value_net is not None:
+        program.linear(mixer.value_net.up.weight, mixer.value_net.up.bias, narrow_share, share, wait=False)
+        program.emit(MixValues(width=mixer.d_model, share=share, other=first, x=v))
     program.linear(mixer.rate_net.up.weight, mixer.rate_net.up.bias, narrow_rate, rate, wait=False)
     program.linear(mixer.gate_net.up.weight, None, narrow_gate, gate, wait=True)
