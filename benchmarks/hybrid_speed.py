@@ -54,7 +54,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (  # Jamba-tiny
         "jamba",
         {"hidden_size": 1024, "intermediate_size": 2048, "num_experts": 16, "num_experts_per_tok": 2}
-        | {"num_attention_heads": 16, "num_key_value_heads": 8, "attn_layer_period": 4, "attn_layer_offset": 2}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8, "attn_layer_period": 4, "attn_layer_offset": 1}
         | {"use_mamba_kernels": False},
     ),
     "falcon": (  # Falcon-H1-0.5B

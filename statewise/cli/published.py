@@ -92,7 +92,7 @@ def memory(model: Model) -> dict[str, int]:
 
 
 def experts_bytes(shape: Sequence[int], precision: str) -> int:
-    """Of a packed matrix, or of those of all experts, which lie along a first axis."""
+    """What a packed matrix takes, or the matrices of all experts, which lie along a first axis."""
     *n_experts, n_rows, n_columns = shape
     return math.prod(n_experts) * packed_bytes(n_rows, n_columns, precision)
 

@@ -44,7 +44,7 @@ class Decoder:
 
     Shapes:  tokens: (batch, 1) or (batch,) -> logits (batch, 1, vocabulary) or (batch, vocabulary), float32
     Cost:    every weight is read once, for all rows together: n_bytes / (memory bandwidth), however many tokens came
-             before, if each mixer's state is bounded. Of a mixture of experts those are read that a row has chosen.
+             before, if each mixer's state is bounded. A mixture reads only the experts that a row chose.
     Numerics: the same bits on any number of threads, and for each way of reading the weights, which the first steps
              try (see ``reading``). NaN propagates, and so does infinity, in int8 and int4 as NaN.
     Errors:  InputError if there are no C kernels, for a layer without a step in C (naming it), for weights that are not

@@ -14,7 +14,7 @@ from statewise.models.moe import ROUTERS, SMALLEST_SUM, MoE, MoEConfig
 
 
 def emit_moe(program: Program, moe: MoE, x: Place, residual: Place) -> None:
-    """residual += moe(x). Every expert is read once for all tokens that choose it."""
+    """residual += moe(x). All tokens that choose an expert share one reading of it."""
     config, d_model = moe.config, moe.router.map.in_features
     if x == residual:  # which the experts write to while others still read it
         x = program.buffer("read", d_model, local=True)
@@ -40,8 +40,8 @@ def emit_moe(program: Program, moe: MoE, x: Place, residual: Place) -> None:
 
 
 def _emit_scores(program: Program, moe: MoE, x: Place) -> Place:
-    """Of each expert and, behind them, of the shared MLP's gate: in float32, also where other matrices are integers. No
-    rounding that depends on the other rows may choose among experts."""
+    """Each expert's score and, behind them, the shared MLP's gate: in float32, also where other matrices are integers.
+    No rounding that depends on the other rows may choose among experts."""
     router = moe.router.map.weight
 
     def rows() -> Tensor:

@@ -148,7 +148,7 @@ class _Branch:
 
 def matrices(model: LanguageModel) -> list[Tensor]:
     """The weights that are packed, each once: those of embedding, head, projections and MLPs, and of experts, which
-    have a third axis in front. What chooses among experts, and gates them, stays in float32."""
+    have a first axis more. What chooses among experts, and gates them, stays in float32."""
     found: list[Tensor] = [model.embedding.weight]
     routers: set[nn.Module | None] = set()
     for module in model.modules():

@@ -182,7 +182,7 @@ def pack_experts(weight: Tensor, precision: str, group: int | None = None, *, tu
 
 
 def _room(x: Tensor, n_times: int) -> Tensor:
-    """For so many of it."""
+    """Zeros, n times as many."""
     return in_huge_pages(x.new_zeros(n_times * len(x), *x.shape[1:]))
 
 
