@@ -25,7 +25,8 @@ class DecoderBranches:
     """n continuations of each row of a state, row i * n + j being continuation j of row i.
 
     ``logits = branches.step(tokens)`` reads a token of each, and ``branches.take(parents)`` continues other ones.
-    Attention's keys and values of the prefix stay where they are, and all share them; so do those behind it when rows part.
+    Attention's keys and values of the prefix stay where they are, and all share them; so do those behind it when rows
+    part.
 
     Numerics: a row's logits are bit for bit those of :class:`~statewise.decoding.running.Running` with a copy of the
               state for each row.

@@ -2,8 +2,8 @@
 
 A continuation's slots count on from those of its prefix. What is before the ``border``, where the prefix ended, lies in
 the prefix's own state, which is shared as it is: nobody copies it, and nobody writes to it. What is behind it lies in
-the tails, one buffer of a row for each continuation. A key stays in the row that it was written to: where beams continue
-another one, only the table of :class:`Tails` changes, which says of each slot in whose row it is.
+the tails, one buffer of a row for each continuation. A key stays in the row that it was written to: where beams
+continue another one, only the table of :class:`Tails` changes, which says of each slot in whose row it is.
 """
 
 from __future__ import annotations

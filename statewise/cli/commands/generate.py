@@ -49,7 +49,8 @@ def generate(
     draft_weights: Annotated[str | None, typer.Option(help="As --weights, for the draft.")] = None,
     n: Annotated[int, typer.Option("--n", help="Continuations of each prompt, which is read once.")] = 1,
     best_of: Annotated[
-        int | None, typer.Option(help="Write this many of each prompt, and print the --n best, by mean log-probability.")
+        int | None,
+        typer.Option(help="Write this many of each prompt, and print the --n best, by mean log-probability."),
     ] = None,
     beams: Annotated[
         int | None, typer.Option(help="Search for the most likely continuation with this many beams; nothing is drawn.")
