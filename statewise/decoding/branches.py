@@ -24,8 +24,9 @@ ROOM = 64  # tokens behind the prefix that there is room for at first
 class DecoderBranches:
     """n continuations of each row of a state, row i * n + j being continuation j of row i.
 
-    ``logits = branches.step(tokens)`` reads a token of each, and ``branches.take(parents)`` goes on from other ones.
-    Attention's keys and values of the prefix stay where they are, once for all; so do those behind it when rows part.
+    ``logits = branches.step(tokens)`` reads a token of each, and ``branches.take(parents)`` continues other ones.
+    Attention's keys and values of the prefix stay where they are, and all share them; so do those behind it when rows
+    part.
 
     Numerics: a row's logits are bit for bit those of :class:`~statewise.decoding.running.Running` with a copy of the
               state for each row.
@@ -82,7 +83,7 @@ class DecoderBranches:
 
     @torch.no_grad()
     def take(self, parents: Tensor) -> None:
-        """Row i goes on from where row ``parents[i]`` is, which continues the same row of the prefix."""
+        """Row i continues where row ``parents[i]`` is, which continues the same row of the prefix."""
         self._tails.take(parents)
         for part in self._parts():
             if isinstance(part, BranchedHistory):

@@ -1,9 +1,9 @@
-"""Beam search: of all continuations that go on from the best so far, the best go on.
+"""Beam search: the best continuations so far are continued, and the best of these stay.
 
 A continuation of t tokens, whose log-probabilities sum to s, has the score s / t^length_penalty. In each step the beams
-go on with every token, and of all these the likeliest stay. One that ends is kept beside them, as one of the best that
-have ended. The search is over where as many have ended as there are beams, and the likeliest that goes on has no better
-score, at its length, than the worst of these.
+continue with every token, and the most likely of these stay. One that ends is kept beside them, as one of the best that
+have ended. The search is over where as many have ended as there are beams, and the most likely that is not ended
+has no better score, at its length, than the worst of these.
 
 Source: Graves 2012, arXiv:1211.3711, sec. 4; the penalty of length: Wu et al. 2016, arXiv:1609.08144, sec. 7, with t
         itself, as in ``transformers``, whose search this is with ``early_stopping=False``.

@@ -92,8 +92,8 @@ def generate(
         once, and attention's keys and values of it are there once, whatever n.
     best_of: write so many, and give the ``n`` with the highest mean log-probability, the best first. They come when all
         have ended, one token after the other as without.
-    beams: search for the likeliest continuations with so many beams, and give the ``n`` best of them. A continuation of
-        t tokens whose log-probabilities sum to s has the score s / t ** length_penalty, and the search ends as that of
+    beams: search for the most likely continuations with this many beams, and give the ``n`` best of them. The score of
+        one of t tokens, whose log-probabilities sum to s, is s / t ** length_penalty, and the search ends as that of
         ``transformers`` with ``early_stopping=False``. Nothing is drawn, so options of sampling are refused.
     length_penalty: of ``beams``: 0 compares sums, 1 (the default) means, and more prefers longer texts
 

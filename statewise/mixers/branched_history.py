@@ -2,8 +2,8 @@
 
 A continuation's slots count on from those of its prefix. What is before the ``border``, where the prefix ended, lies in
 the prefix's own state, which is shared as it is: nobody copies it, and nobody writes to it. What is behind it lies in
-the tails, one buffer of a row for each continuation. A key stays in the row that it was written to: where beams go on
-from another one, only the table of :class:`Tails` changes, which says of each slot in whose row it is.
+the tails, one buffer of a row for each continuation. A key stays in the row that it was written to: where beams
+continue another one, only the table of :class:`Tails` changes, which says of each slot in whose row it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tails:
         return self.source.shape[1]
 
     def take(self, parents: Tensor) -> None:
-        """Row i goes on from where row ``parents[i]`` is."""
+        """Row i continues where row ``parents[i]`` is."""
         self.source[:, : self.n_used] = self.source[parents, : self.n_used]
         self.parted = True
 
@@ -89,7 +89,7 @@ class BranchedHistory(StandIn):
         self.keys, self.values = torch.cat((self.keys, keys), 1), torch.cat((self.values, values), 1)
 
     def take(self, parents: Tensor) -> None:
-        """Row i goes on from where row ``parents[i]`` of the same prefix is, of which ``tails`` has been told."""
+        """Row i continues where row ``parents[i]`` of the same prefix is, of which ``tails`` has been told."""
         for count in (self.start, self.end, self.position):
             count.copy_(count[parents])
 

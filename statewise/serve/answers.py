@@ -36,7 +36,7 @@ class Choice:
 
 
 def best_choices(choices: Sequence[Choice], width: int, n: int) -> list[Choice]:
-    """Of each prompt's ``width`` choices the n with the highest mean log-probability, the best first."""
+    """The n of each prompt's ``width`` choices with the highest mean log-probability, the best first."""
     prompts = [choices[i : i + width] for i in range(0, len(choices), width)]
     return [choice for of_one in prompts for choice in sorted(of_one, key=lambda one: -one.mean)[:n]]
 

@@ -49,14 +49,15 @@ def generate(
     draft_weights: Annotated[str | None, typer.Option(help="As --weights, for the draft.")] = None,
     n: Annotated[int, typer.Option("--n", help="Continuations of each prompt, which is read once.")] = 1,
     best_of: Annotated[
-        int | None, typer.Option(help="Write so many of each prompt, and print the --n that are likeliest by token.")
+        int | None,
+        typer.Option(help="Write this many of each prompt, and print the --n best, by mean log-probability."),
     ] = None,
     beams: Annotated[
-        int | None, typer.Option(help="Search for the likeliest continuation with so many beams; nothing is drawn.")
+        int | None, typer.Option(help="Search for the most likely continuation with this many beams; nothing is drawn.")
     ] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Of --beams: 0 compares sums of log-probabilities, 1 their means. Default: 1."),
+        typer.Option(help="With --beams: 0 compares sums of log-probabilities, 1 their means. Default: 1."),
     ] = None,
     tokenizer: TokenizerOption = None,
     which: Which = "best",
