@@ -73,9 +73,9 @@ def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> 
     train = TrainConfig(
         budget=BudgetConfig(epochs=1),
         optimizer=OptimizerConfig(lr=8e-3),
-        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.05),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.3),
         reporting=ReportingConfig(evaluate_minutes=None, save_minutes=2.0),
-        batch_size=16,
+        batch_size=8,
         short_first=True,
         pieces=length // PIECE,
         matmul="fast",
