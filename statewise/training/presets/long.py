@@ -47,12 +47,12 @@ def genome() -> RunConfig:
 
 def long_retrieval_262k() -> RunConfig:
     """The symbol behind a key, asked for up to 262,144 steps later, in pieces of 4,096; two layers of Mamba-2."""
-    return _retrieval(262_144, n_train=8192, n_validation=8, n_test=32)
+    return _retrieval(262_144, n_train=10_240, n_validation=8, n_test=32)
 
 
 def long_retrieval_1m() -> RunConfig:
     """The symbol behind a key, asked for up to 1,048,576 steps later, in pieces of 4,096; two layers of Mamba-2."""
-    return _retrieval(1_048_576, n_train=6144, n_validation=4, n_test=16)
+    return _retrieval(1_048_576, n_train=16_384, n_validation=4, n_test=16)
 
 
 def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> RunConfig:
@@ -73,9 +73,9 @@ def _retrieval(length: int, *, n_train: int, n_validation: int, n_test: int) -> 
     train = TrainConfig(
         budget=BudgetConfig(epochs=1),
         optimizer=OptimizerConfig(lr=8e-3),
-        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.05),
+        schedule=ScheduleConfig(warmup=0.05, min_ratio=0.3),
         reporting=ReportingConfig(evaluate_minutes=None, save_minutes=2.0),
-        batch_size=16,
+        batch_size=8,
         short_first=True,
         pieces=length // PIECE,
         matmul="fast",
