@@ -23,6 +23,7 @@ from statewise.models.block import Block
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.native.threads import runtime
 
+FEW_TOKENS = 16  # which are read
 PROBE_TOKENS = 1024
 
 
@@ -121,11 +122,11 @@ def parts(model: Model) -> list[dict[str, Any]]:
 def state_size(mixer: Mixer) -> dict[str, Any]:
     """The bytes of one sequence's state: ``at_rest``, ``bytes`` after ``tokens``, and ``per_token`` beyond them.
 
-    A state that one token does not enlarge is taken to stay as it is. Others are measured by reading: 1,024 tokens,
-    or the whole window of windowed attention, or as many as there are positions. A mixer on the meta device is given
-    memory for that, which nobody writes to.
+    A state that one token does not enlarge is taken to stay as it is. Others are measured by reading a few tokens, and
+    grow alike up to 1,024, or the whole window of windowed attention, or as many as there are positions. A mixer on
+    the meta device is given memory for that, which nobody writes to.
     """
-    if next(mixer.parameters()).is_meta:
+    if any(parameter.is_meta for parameter in mixer.parameters()):
         mixer = copy.deepcopy(mixer).to_empty(device="cpu")
     at_rest = _state_bytes(mixer, 0)
     if _state_bytes(mixer, 1) == at_rest:
@@ -133,7 +134,9 @@ def state_size(mixer: Mixer) -> dict[str, Any]:
     config = getattr(mixer, "config", None)
     n_tokens = max(PROBE_TOKENS, getattr(config, "window", None) or 0)
     n_tokens = min(n_tokens, getattr(config, "max_positions", None) or n_tokens)
-    size = _state_bytes(mixer, n_tokens)
+    few = min(n_tokens, FEW_TOKENS)
+    size = _state_bytes(mixer, few)
+    size += (size - _state_bytes(mixer, few // 2)) // (few - few // 2) * (n_tokens - few)
     per_token = 0 if mixer.bounded_state else (size - at_rest) // n_tokens
     return {"at_rest": at_rest, "tokens": n_tokens, "bytes": size, "per_token": per_token}
 

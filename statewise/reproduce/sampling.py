@@ -60,7 +60,7 @@ class SamplingSettings(Settings):
 
 
 class Condition(NamedTuple):
-    """What is left of the rows, and the rate that a model with one is told."""
+    """What is left of the rows, and the rate that a model with one is given."""
 
     name: str
     alter: Alter
@@ -175,7 +175,7 @@ def report(config: SamplingSettings, found: Found) -> Report:
     panels = [
         _panel(config, mean, "the last value held", shares, "{:.0%} missing, the last value held", "share missing"),
         _panel(config, mean, "left out", shares, "{:.0%} left out", "share missing"),
-        _panel(config, mean, "one of so many", strides, "one of {}", "stride"),
+        _panel(config, mean, "one of several", strides, "one of {}", "stride"),
     ]
     picture = curves("sampling", "Accuracy on what is left of the rows", *panels, width=10.5, height=3.6, sharey=True)
     return told("sampling", values, rows, figures={"runs": found}, plots=[picture])

@@ -79,6 +79,18 @@ MODELS: dict[str, Case] = {
         | {"logits_scaling": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625}
         | {"attention_bias": True, "mamba_proj_bias": True, "shared_intermediate_size": 17, "mamba_n_groups": 2},
     ),
+    "granite, dense, wide groups": (
+        "granitemoehybrid",
+        SMALL
+        | {"layer_types": TYPES[:2], "num_hidden_layers": 2, "num_local_experts": 0, "shared_intermediate_size": 23}
+        | {"attention_multiplier": 0.4, "mamba_n_groups": 3, "mamba_d_conv": 2, "attention_bias": True},
+    ),
+    "granite, one expert each": (
+        "granitemoehybrid",
+        SMALL
+        | {"layer_types": TYPES[1:], "num_hidden_layers": 2, "num_local_experts": 3, "num_experts_per_tok": 1}
+        | {"attention_multiplier": 0.5, "shared_intermediate_size": 11, "tie_word_embeddings": True},
+    ),
     "falcon": ("falcon_h1", FALCON),
     "falcon, multipliers": (
         "falcon_h1",
@@ -95,6 +107,24 @@ MODELS: dict[str, Case] = {
         | {"mamba_d_ssm": None, "tie_word_embeddings": True, "mamba_conv_bias": False},
     ),
     "nemotron": ("nemotron_h", NEMOTRON),
+    "nemotron, narrow": (
+        "nemotron_h",
+        NEMOTRON
+        | {"layers_block_type": ["mlp", "linear_attention"], "n_groups": 2, "mlp_bias": True, "ssm_state_size": 4}
+        | {"tie_word_embeddings": True},
+    ),
+    "nemotron, more attention": (
+        "nemotron_h",
+        NEMOTRON
+        | {"layers_block_type": ["full_attention", "linear_attention", "full_attention", "mlp"], "head_dim": 8}
+        | {"use_conv_bias": False, "mlp_hidden_act": "silu"},
+    ),
+    "nemotron, one expert each": (
+        "nemotron_h",
+        NEMOTRON
+        | {"layers_block_type": ["moe", "linear_attention", "full_attention"], "n_routed_experts": 3}
+        | {"num_experts_per_tok": 1, "norm_topk_prob": False},
+    ),
     "nemotron, experts": (
         "nemotron_h",
         NEMOTRON
@@ -128,6 +158,19 @@ MODELS: dict[str, Case] = {
     ),
     "jamba": ("jamba", JAMBA),
     "jamba, dense": ("jamba", JAMBA | {"num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 0}),
+    "jamba, dense, no bias": (
+        "jamba",
+        JAMBA | {"num_experts": 1, "num_hidden_layers": 2, "attn_layer_offset": 1, "mamba_conv_bias": False},
+    ),
+    "jamba, dense, tied": (
+        "jamba",
+        JAMBA
+        | {"num_experts": 1, "tie_word_embeddings": True, "mamba_d_state": 3, "mamba_expand": 3, "mamba_dt_rank": 2},
+    ),
+    "jamba, two experts": (
+        "jamba",
+        JAMBA | {"num_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 3, "mamba_d_conv": 3},
+    ),
     "jamba, options": (
         "jamba",
         JAMBA
@@ -151,13 +194,21 @@ def test_as_transformers_has_it(name: str, check: str, folder: Path) -> None:
 
 ROWS = {  # of the table in docs/checkpoints.md: the cases that it speaks of
     "`bamba`": ("bamba", "bamba, no attention", "bamba, options"),
-    "`granitemoehybrid`, with experts (Granite 4)": ("granite", "granite, options"),
-    "`granitemoehybrid`, dense": ("granite, dense", "granite, dense, multipliers"),
+    "`granitemoehybrid`, with experts (Granite 4)": ("granite", "granite, one expert each", "granite, options"),
+    "`granitemoehybrid`, dense": (
+        "granite, dense",
+        "granite, dense, multipliers",
+        "granite, dense, wide groups",
+    ),
     "`falcon_h1`": ("falcon", "falcon, multipliers", "falcon, options"),
-    "`nemotron_h`, with experts": ("nemotron, experts", "nemotron, options"),
-    "`nemotron_h`, without": ("nemotron",),
-    "`jamba`, with experts": ("jamba", "jamba, options"),
-    "`jamba`, dense": ("jamba, dense",),
+    "`nemotron_h`, with experts": (
+        "nemotron, experts",
+        "nemotron, one expert each",
+        "nemotron, options",
+    ),
+    "`nemotron_h`, without": ("nemotron", "nemotron, narrow", "nemotron, more attention"),
+    "`jamba`, with experts": ("jamba", "jamba, two experts", "jamba, options"),
+    "`jamba`, dense": ("jamba, dense", "jamba, dense, no bias", "jamba, dense, tied"),
     "`zamba2`": ("zamba", "zamba, adapters", "zamba, options"),
     "`lfm2`": tuple(LFM2),
     "`qwen3_next`, with experts": tuple(name for name in DELTA if name.startswith("qwen3_next")),
@@ -232,6 +283,12 @@ def test_a_layer_by_itself(name: str, folder: Path) -> None:
         assert load_layer(config, one, layer=i)(x)[0].equal(block(x)[0])
 
 
+def layer_of(case: Case, folder: Path, layer: int) -> dict[str, torch.Tensor]:
+    prefix = f"model.layers.{layer}."
+    tensors = load_file(saved(case, folder) / "model.safetensors")
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def test_which_layer_is_refused(folder: Path) -> None:
     config = json.loads((saved(MODELS["bamba"], folder) / "config.json").read_text())
     with pytest.raises(CheckpointError, match="layer=3 of a model with 3 layers"):
@@ -240,6 +297,22 @@ def test_which_layer_is_refused(folder: Path) -> None:
         load_layer(config, {}, layer=0)
     with pytest.raises(CheckpointError, match=r"model_type='gpt2'"):
         load_layer({"model_type": "gpt2"}, {}, layer=0)
+    tensors = layer_of(MODELS["bamba"], folder, 0)
+    first = next(iter(tensors))
+    wrong: list[tuple[Any, Any, Any, str]] = [
+        (config, tensors, True, "layer=True is no number of a layer"),
+        (config, tensors, "0", "layer='0' is no number of a layer"),
+        (config, {**tensors, first: tensors[first].numpy()}, 0, f"{first} is a ndarray"),
+        (config, {**tensors, first: tensors[first].long()}, 0, f"{first} is torch.int64; expected floating-point"),
+        (config, {**tensors, first: tensors[first] * torch.nan}, 0, f"{first} has .* not finite"),
+        ("config.json", tensors, 0, "load_layer takes the content of a config.json; got a str"),
+    ]
+    for given, found, layer, message in wrong:
+        with pytest.raises(CheckpointError, match=message):
+            load_layer(given, found, layer=layer)
+    shared = json.loads((saved(MODELS["zamba"], folder) / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="layer 1 shares a Transformer with others"):
+        load_layer(shared, {}, layer=1)
 
 
 ALIASES: dict[str, dict[str, Any]] = {  # of the fields of a model's config.json, as transformers takes them
@@ -290,7 +363,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "untied": ("zamba", {"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
     "places": ("zamba", {"hybrid_layer_ids": [9, 0]}, r"hybrid_layer_ids=\[9, 0\] is not supported"),
-    "no multiplier": ("falcon", {"key_multiplier": None}, "key_multiplier=None is of another kind"),
+    "no multiplier": ("falcon", {"key_multiplier": None}, "key_multiplier is null; expected a value, such as 1.0"),
+    "kinds": ("bamba", {"attn_layer_indices": -1}, "a field that says the kinds of the layers is of another kind"),
     "one multiplier": ("falcon", {"mlp_multipliers": [0.5]}, r"mlp_multipliers=\[0.5\] is of another kind"),
     "multipliers": ("falcon", {"ssm_multipliers": [1.0, 2.0]}, r"ssm_multipliers=\[1.0, 2.0\]"),
 }

@@ -152,3 +152,12 @@ def test_kinds_of_layers_in_configs_of_others() -> None:
     assert kinds_of({"hybrid_override_pattern": "ME*-"}) == ["mamba", "experts", "attention", "mlp"]
     assert kinds_of({"layer_types": [1, 2], "n_layer": 3}) == ["", "", ""]
     assert kinds_of({"num_layers": 10**9}) == []
+
+
+def test_layers_without_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Nemotron-H has them."""
+    layers = (sw.BlockConfig(mixer=None, mlp=sw.MLPConfig()), sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=2)))
+    model = sw.LanguageModelConfig(vocab_size=264, d_model=16, layers=layers).build()
+    sw.save(model, tmp_path / "model")
+    assert run(["info", str(tmp_path / "model")]) == 0
+    assert "MLP" in capsys.readouterr().out

@@ -108,7 +108,7 @@ class Language(abc.ABC):
 
     @abc.abstractmethod
     def check(self, length: int, field: str) -> None:
-        """Whether rows of so many tokens can be drawn; ``field`` is what their length is called.
+        """Whether rows of this length can be drawn; ``field`` is what it is called.
 
         Errors:  ConfigError that names the field at fault.
         """

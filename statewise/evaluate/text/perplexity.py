@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW = 1024  # tokens, for models that cannot carry their state
 MAX_LOGITS = 1 << 22  # computed at once: 16 MB in float32, whatever the vocabulary
+LARGEST_EXPONENT = 709.0  # of e, in a float
 WHITESPACE = b" \t\n\r\v\f"
 
 
@@ -39,7 +40,8 @@ class Evaluation:
     bits_per_byte:        nats / ln 2 / n_bytes. It includes the document tokens: a compressor, too, must say
                           where a document ends. So the figure is at worst too high compared with a compressor's
     perplexity_per_token: exp(nats / n_tokens)
-    perplexity_per_word:  exp(nats / n_words), None if ``n_words`` is not given
+    perplexity_per_word:  exp(nats / n_words), None if ``n_words`` is not given, or the text has words of thousands of
+                          letters, as a genome has, so that no float holds it
     seconds:              wall time
     tokens_per_second:    n_tokens / seconds
     """
@@ -142,7 +144,7 @@ def evaluate_tokens(
         document_token_nats=document_token_nats,
         bits_per_byte=nats / math.log(2) / n_bytes,
         perplexity_per_token=_exp(nats / n_targets),
-        perplexity_per_word=None if n_words is None else _exp(nats / n_words),
+        perplexity_per_word=None if n_words is None or nats / n_words >= LARGEST_EXPONENT else _exp(nats / n_words),
         seconds=seconds,
         tokens_per_second=n_targets / max(seconds, 1e-9),
     )
@@ -313,4 +315,4 @@ def _check_tokens(tokens: np.ndarray | Tensor | Sequence[int], vocab_size: int) 
 
 def _exp(x: float) -> float:
     """exp, infinite where it would overflow."""
-    return math.exp(x) if x < 709 else math.inf
+    return math.exp(x) if x < LARGEST_EXPONENT else math.inf

@@ -113,7 +113,7 @@ def attention_places(n_layers: int) -> tuple[int, int]:
 def kind_and_places(name: str, n_layers: int) -> tuple[str, tuple[int, ...]]:
     """The mixer of a name, and which layers are attention instead: those of the paper for a hybrid, or any behind "@".
 
-    Errors:  ConfigError for places that are no layers.
+    Errors:  ConfigError for a place beyond the last layer.
 
     >>> kind_and_places("h3-hybrid", 12), kind_and_places("gss@0+3", 8), kind_and_places("h3@none", 8)
     (('h3', (1, 7)), ('gss', (0, 3)), ('h3', ()))

@@ -18,9 +18,11 @@ from statewise.checkpoints.convert.entries import read_entries
 from statewise.checkpoints.convert.fields import section
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.family import Family
+from statewise.checkpoints.tensor_files import require_finite
 from statewise.errors import CheckpointError
 from statewise.models.block import Block
 from statewise.models.language_model import LanguageModelConfig
+from statewise.models.shared_transformer import SharedTransformerConfig
 
 # The module of each, by their model_type. A model that several could hold is written as the first of them.
 FAMILIES: Mapping[str, str] = {
@@ -88,17 +90,32 @@ def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
              missing, left over or of a wrong shape: as the layers of Zamba2 that share a Transformer, whose weights are
              those of several layers.
     """
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"load_layer takes the content of a config.json; got a {type(config).__name__}")
+    wrong = next((name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)), None)
+    if wrong is not None:
+        raise CheckpointError(f"load_layer takes tensors; {wrong} is a {type(tensors[wrong]).__name__}")
     family = family_of(config.get("model_type"))
     if family is None:
         raise CheckpointError(f"load_layer reads {', '.join(FAMILIES)}; got model_type={config.get('model_type')!r}")
     config = family.named(_language_model(config, {})[0])
     whole = family.config(config)
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise CheckpointError(f"layer={layer!r} is no number of a layer; expected an integer from 0")
     if not 0 <= layer < len(whole.layers):
         raise CheckpointError(f"layer={layer} of a model with {len(whole.layers)} layers; they count from 0")
     one = whole.blocks[layer]
+    if isinstance(one.mixer, SharedTransformerConfig):
+        raise CheckpointError(
+            f"layer {layer} shares a Transformer with others: its weights are in them; load the model"
+        )
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"layer {layer}: {name} is {tensor.dtype}; expected floating-point numbers")
+        require_finite(name, tensor, f"layer {layer}")
     block = one.build(whole.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
-    table = family.layer_entries(one, "", "", whole.d_model, list(family.kinds(config))[layer])
+    table = family.layer_entries(one, "", "", whole.d_model, family.kinds_of(config)[layer])
     tensors = {family.spelled(f".{name}")[1:]: tensor for name, tensor in tensors.items()}
     found = read_entries(table, tensors, expected, where=f"layer {layer} of the {family.model_type} checkpoint")
     block.to(reduce(torch.promote_types, (tensor.dtype for tensor in found.values())))

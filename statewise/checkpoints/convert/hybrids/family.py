@@ -6,6 +6,7 @@ Reading and writing are made of the same description. What is written is read ag
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,17 @@ UNSAID = object()  # what a field writes to say nothing
 UNKNOWN_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library would guess
 
 
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turns what Python says of a value of a wrong kind into an error that names the field."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        if isinstance(error, StatewiseError):
+            raise
+        raise CheckpointError(f"its config: {what} of another kind than it has to be") from error
+
+
 @dataclass(frozen=True)
 class Field:
     """A field of theirs that says one of ours.
@@ -56,17 +68,12 @@ class Field:
     def read(self, given: Config) -> Any:
         """Errors:  CheckpointError for a value of another kind or length than it has to be."""
         value = given.get(self.theirs, self.default)
+        if value is None and self.default is not None:
+            raise CheckpointError(f"its config: {self.theirs} is null; expected a value, such as {self.default!r}")
         if self.into is None:
             return value
-        try:
+        with _told(f"{self.theirs or 'a field'}={excerpt(value)} is"):
             return self.into(value, given)
-        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            if isinstance(error, StatewiseError):
-                raise
-            name = self.theirs or "a field"
-            raise CheckpointError(
-                f"its config: {name}={excerpt(value)} is of another kind than it has to be"
-            ) from error
 
     def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
         value = value if self.back is None else self.back(value, within, d_model)
@@ -183,7 +190,7 @@ class Family:
         """
         where, given = self.where, self.named(given)
         require(given, {"quantization_config": None, **self.required}, where)
-        names = list(self.kinds(given))
+        names = self.kinds_of(given)
         unknown = next((name for name in names if name not in self.blocks), None)
         if unknown is not None:
             raise CheckpointError(f"{where}: a layer of kind {unknown!r}; known: {', '.join(self.blocks)}")
@@ -211,7 +218,7 @@ class Family:
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
         given = self.named(given)
-        kinds = list(self.kinds(given))
+        kinds = self.kinds_of(given)
         require_layers(len(kinds), self.layers_field, tensors, f"{prefix}{self.layers}.")
         ours = self.config(given)
         shape = (ours.vocab_size, ours.d_model)  # before a model of these sizes is built
@@ -228,6 +235,14 @@ class Family:
                 require(given, {name: given[alias]}, f"{self.where}, as {alias} has it")
                 given = {**given, name: given[alias]}
         return given
+
+    def kinds_of(self, given: Config) -> list[str]:
+        """Which of ``blocks`` each layer is, by their config.
+
+        Errors:  CheckpointError for fields of a wrong kind.
+        """
+        with _told("a field that says the kinds of the layers is"):
+            return list(self.kinds(given))
 
     def spelled(self, name: str) -> str:
         """A name of a file as it is here."""

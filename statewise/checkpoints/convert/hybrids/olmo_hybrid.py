@@ -44,7 +44,9 @@ def d_value(value: Any, given: Config) -> int:
 
 
 def positions(value: Any, given: Config) -> str | None:
-    """None where the field of the base is null."""
+    """None where the field of the base is null, and nothing is scaled."""
+    if given.get("rope_scaling") is not None:
+        return "rotary"
     return None if (value or {"rope_theta": 1}).get("rope_theta", 1) is None else "rotary"
 
 
