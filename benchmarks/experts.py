@@ -1,7 +1,7 @@
-"""A hybrid of published shape beside transformers on the CPU: reading a prompt, and decoding; milliseconds and ratios.
+"""A hybrid with experts beside transformers on the CPU: reading a prompt, and decoding; milliseconds and ratios.
 
-    python benchmarks/hybrid_speed.py                                     # Granite 4 with experts, 4 layers of it
-    python benchmarks/hybrid_speed.py --family qwen3_next --layers 4 --prompt 2048 --batch 1,4 --json out.json
+    python benchmarks/experts.py                                     # Granite 4 with experts, 4 layers of it
+    python benchmarks/experts.py --family qwen3_next --layers 4 --prompt 2048 --batch 1,4 --json out.json
 
 The widths are those of a published model, the layers fewer and the vocabulary small; the weights are random and the
 same on both sides, in the dtype given. That library runs with each way that it has of computing experts, and the
@@ -57,32 +57,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_attention_heads": 16, "num_key_value_heads": 8, "attn_layer_period": 4, "attn_layer_offset": 1}
         | {"use_mamba_kernels": False},
     ),
-    "falcon": (  # Falcon-H1-0.5B
-        "falcon_h1",
-        {"hidden_size": 1024, "intermediate_size": 2048, "mamba_d_ssm": 1536, "mamba_n_heads": 24}
-        | {"mamba_d_state": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
-    ),
-    "zamba": (  # Zamba2-1.2B
-        "zamba2",
-        {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "adapter_rank": 128}
-        | {"n_mamba_heads": 64, "mamba_d_state": 64, "use_mem_rope": True},
-    ),
-    "olmo": (  # OLMo-Hybrid-7B, half as wide
-        "olmo_hybrid",
-        {"hidden_size": 1920, "intermediate_size": 5504, "num_attention_heads": 15, "num_key_value_heads": 15},
-    ),
 }
 
 
 def layer_types(kind: str, n_layers: int) -> dict[str, Any]:
-    """Which layers are there: the last of them is of attention, or of the shared Transformer."""
+    """Which layers are there: the last of them is of attention."""
     most = [MAMBA] * (n_layers - 1)
-    if kind in ("falcon_h1", "jamba"):
+    if kind == "jamba":
         return {"num_hidden_layers": n_layers}
     if kind == "nemotron_h":
         return {"layers_block_type": [*(["moe", MAMBA] * n_layers)[: n_layers - 1], "full_attention"]}
-    if kind == "zamba2":
-        return {"num_hidden_layers": n_layers, "layers_block_type": [*most, "hybrid"]}
     return {"num_hidden_layers": n_layers, "layer_types": [*most, "full_attention"]}
 
 
