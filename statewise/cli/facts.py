@@ -18,6 +18,7 @@ from statewise.decoding.reading import WAYS, asked_for, uses_vnni
 from statewise.kernels import describe
 from statewise.kernels.gpu.status import on_cards
 from statewise.mixers.base import Mixer
+from statewise.mixers.no_mixer import NoMixer
 from statewise.models.base import Model
 from statewise.models.block import Block
 from statewise.models.evaluation_mode import evaluation_mode
@@ -126,7 +127,9 @@ def state_size(mixer: Mixer) -> dict[str, Any]:
     grow alike up to 1,024, or the whole window of windowed attention, or as many as there are positions. A mixer on
     the meta device is given memory for that, which nobody writes to.
     """
-    if any(parameter.is_meta for parameter in mixer.parameters()):
+    if isinstance(mixer, NoMixer):
+        return {"at_rest": 0, "tokens": 1, "bytes": 0, "per_token": 0}
+    if next(mixer.parameters()).is_meta:
         mixer = copy.deepcopy(mixer).to_empty(device="cpu")
     at_rest = _state_bytes(mixer, 0)
     if _state_bytes(mixer, 1) == at_rest:

@@ -110,8 +110,12 @@ MODELS: dict[str, Case] = {
     "nemotron, narrow": (
         "nemotron_h",
         NEMOTRON
-        | {"layers_block_type": ["mlp", "linear_attention"], "n_groups": 2, "mlp_bias": True, "ssm_state_size": 4}
-        | {"tie_word_embeddings": True},
+        | {
+            "layers_block_type": ["mlp", "linear_attention", "full_attention"],
+            "n_groups": 2,
+            "mlp_bias": True,
+            "ssm_state_size": 4,
+        },
     ),
     "nemotron, more attention": (
         "nemotron_h",
@@ -122,8 +126,8 @@ MODELS: dict[str, Case] = {
     "nemotron, one expert each": (
         "nemotron_h",
         NEMOTRON
-        | {"layers_block_type": ["moe", "linear_attention", "full_attention"], "n_routed_experts": 3}
-        | {"num_experts_per_tok": 1, "norm_topk_prob": False},
+        | {"layers_block_type": ["moe", "linear_attention", "full_attention"], "n_routed_experts": 4}
+        | {"num_experts_per_tok": 1, "norm_topk_prob": False, "ssm_state_size": 4},
     ),
     "nemotron, experts": (
         "nemotron_h",

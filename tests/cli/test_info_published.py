@@ -159,5 +159,6 @@ def test_layers_without_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[st
     layers = (sw.BlockConfig(mixer=None, mlp=sw.MLPConfig()), sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=2)))
     model = sw.LanguageModelConfig(vocab_size=264, d_model=16, layers=layers).build()
     sw.save(model, tmp_path / "model")
-    assert run(["info", str(tmp_path / "model")]) == 0
-    assert "MLP" in capsys.readouterr().out
+    _, first, second, *_ = said(capsys, tmp_path / "model")["parts"]
+    assert (first["mixer"], first["state"]["bytes"]) == ("NoMixer", 0)
+    assert (second["mixer"], second["state"]["per_token"]) == ("Attention", 128)

@@ -127,7 +127,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
 
 def _few(names: Iterable[str]) -> str:
     names = sorted(excerpt(name, 40, quoted=False) for name in names)
-    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "") if names else "none"
+    return ", ".join(names[:2]) + (f", ... ({len(names)})" if len(names) > 2 else "") if names else "none"
 
 
 def _common_dtype(model: Model, tensors: Mapping[str, Tensor]) -> torch.dtype:
