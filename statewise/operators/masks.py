@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.kernels.batching import whole
+from statewise.kernels.exact import is_exact
 
 
 @dataclass(eq=False)
@@ -90,5 +91,14 @@ def length_masks(length: int, lengths: Tensor) -> Masks:
 def mask_time(x: Tensor, valid: Tensor | None) -> Tensor:
     """x (batch, length, ...) with zeros where a step is not real; NaN there is gone, not multiplied by zero."""
     if valid is None:
-        return x
+        return as_masked(x)
     return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), 0)
+
+
+def as_masked(x: Tensor) -> Tensor:
+    """x itself. In exact mode it has the node in the graph that a mask would have been.
+
+    Autograd adds up what the readers of a tensor send back. With a mask, those behind it are added up first, and then
+    those beside it. So where nothing is masked they are kept together, too.
+    """
+    return x.view_as(x) if is_exact() and x.requires_grad and torch.is_grad_enabled() else x

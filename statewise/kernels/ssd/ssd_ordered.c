@@ -5,7 +5,8 @@
  * Where a sequence is cut, and what lies beside it, does not change a bit, nor of a gradient along time: the adjoint
  * walks back with g_t = dh + dy_t C_t, dh = a_t g_t, and computes the states of a block of steps again, from one kept
  * at its start, by the same operations. Sums over the numbers of a head, and over heads, have one order; heads are
- * added in blocks of HEADS.
+ * added in blocks of HEADS. Which product and which sum become one operation is written here, by `v_fused`: the compiler
+ * is left none to choose, who may choose otherwise for an iteration that it takes out of a loop.
  *
  * All tensors contiguous, as in ssd_chunk.h. An item is a row of the batch and a head, or in the adjoint a block of heads
  * of a group. Steps are taken STEPS at a time, for B and C to be in the first cache for all of a head's numbers.
@@ -35,7 +36,7 @@ typedef struct {
     int64_t first, count;
 } steps;
 
-INLINE vreal next_state(real a, vreal before, real value, vreal B) { return v_alone(value * B) + a * before; }
+INLINE vreal next_state(real a, vreal before, real value, vreal B) { return v_fused(v_broadcast(a), before, value * B); }
 
 static void stage(const ordered *o, int64_t row, int64_t head, int64_t first, steps *s) {
     int64_t size = o->vectors * REAL_LANES, group = head / (o->heads / o->groups);
@@ -70,9 +71,9 @@ INLINE void walk(const int vectors, const steps *s, const real *x, int64_t x_ste
         for (int j = 0; j < vectors; j++) {
             h[j] = next_state(s->a[t], h[j], value, v_load(B + j * REAL_LANES));
             if (states) v_store(states + (t * vectors + j) * REAL_LANES, h[j]);
-            if (y) sum += h[j] * v_load(C + j * REAL_LANES);
+            if (y) sum = v_fused(h[j], v_load(C + j * REAL_LANES), sum);
         }
-        if (y) y[t * x_step] = skips ? v_sum(sum) + D * x[t * x_step] : v_sum(sum);
+        if (y) y[t * x_step] = skips ? fused_one(D, x[t * x_step], v_sum(sum)) : v_sum(sum);
     }
     for (int j = 0; j < vectors; j++) v_store(carried + j * REAL_LANES, h[j]);
 }
@@ -90,21 +91,21 @@ INLINE void walk_back(const int vectors, const steps *s, const real *x, const re
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) {
             int64_t at = (t * vectors + j) * REAL_LANES;
-            vreal g = dh[j] + slope * v_load(C + j * REAL_LANES);
-            v_store(dC + at, v_load(dC + at) + slope * v_load(now + j * REAL_LANES));
-            v_store(dB + at, v_load(dB + at) + value * g);
-            d_value += g * v_load(B + j * REAL_LANES);
-            d_a += g * v_load(before + j * REAL_LANES);
+            vreal g = v_fused(v_broadcast(slope), v_load(C + j * REAL_LANES), dh[j]);
+            v_store(dC + at, v_fused(v_broadcast(slope), v_load(now + j * REAL_LANES), v_load(dC + at)));
+            v_store(dB + at, v_fused(v_broadcast(value), g, v_load(dB + at)));
+            d_value = v_fused(g, v_load(B + j * REAL_LANES), d_value);
+            d_a = v_fused(g, v_load(before + j * REAL_LANES), d_a);
             dh[j] = a * g;
         }
         if (s->resets[t])
             for (int j = 0; j < vectors; j++) dh[j] = (vreal){0};
         else
             da[t] += v_sum(d_a);
-        real slope_of_value = v_sum(d_value), through = s->dt[t] * slope_of_value;
-        dx[t * x_step] = through + D * slope;
-        d_dt[t] += x_t * slope_of_value;
-        *dD += slope * x_t;
+        real slope_of_value = v_sum(d_value);
+        dx[t * x_step] = fused_one(D, slope, s->dt[t] * slope_of_value);
+        d_dt[t] = fused_one(x_t, slope_of_value, d_dt[t]);
+        *dD = fused_one(slope, x_t, *dD);
     }
     for (int j = 0; j < vectors; j++) v_store(carried + j * REAL_LANES, dh[j]);
 }

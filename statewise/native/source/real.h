@@ -17,6 +17,8 @@
 #undef v_select
 #undef v_sum
 #undef v_alone
+#undef v_fused
+#undef fused_one
 #undef v_exp
 #undef v_exp2
 #undef v_exp2_product
@@ -41,6 +43,8 @@
 #define v_select select_f32
 #define v_sum sum_f32
 #define v_alone alone_f32
+#define v_fused fused_f32
+#define fused_one fused_one_f32
 #define v_exp exp_f32
 #define v_exp2 exp2_f32
 #define v_exp2_product exp2_product_f32

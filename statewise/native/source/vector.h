@@ -78,7 +78,7 @@ INLINE vf64 broadcast_f64(double value) { return value - (vf64){0}; }
 #elif defined(__aarch64__)
 #define KEEP(value) __asm__("" : "+w"(value))
 #else
-#define KEEP(value) (void)0
+#define KEEP(value) __asm__("" : "+m"(value))
 #endif
 INLINE vf32 alone_f32(vf32 value) {
     KEEP(value);
@@ -88,6 +88,30 @@ INLINE vf64 alone_f64(vf64 value) {
     KEEP(value);
     return value;
 }
+
+/* a b + c in one rounding where the processor does it so, in two elsewhere: one or the other wherever it stands. What the
+ * compiler makes of a b + c is its own choice, and may be another in an iteration that it takes out of a loop. */
+#if defined(__FMA__) && VECTOR_BYTES == 64
+INLINE vf32 fused_f32(vf32 a, vf32 b, vf32 c) { return (vf32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif defined(__FMA__) && VECTOR_BYTES == 32
+INLINE vf32 fused_f32(vf32 a, vf32 b, vf32 c) { return (vf32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#elif defined(__FP_FAST_FMAF)
+INLINE vf32 fused_f32(vf32 a, vf32 b, vf32 c) {
+    for (int i = 0; i < LANES; i++) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return a;
+}
+#else
+INLINE vf32 fused_f32(vf32 a, vf32 b, vf32 c) { return alone_f32(a * b) + c; }
+#endif
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+INLINE float fused_one_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+INLINE float fused_one_f32(float a, float b, float c) {
+    float product = a * b;
+    KEEP(product);
+    return product + c;
+}
+#endif
 
 /* condition is all ones or all zeros in each lane, as comparisons give it */
 INLINE vf32 select_f32(vi32 condition, vf32 yes, vf32 no) {
