@@ -2,9 +2,9 @@
 
     python experiments/exact_bits.py --comparisons 10000 --out exact_bits.jsonl
 
-Every causal mixer and three hybrids; every second batch with the gradients of inputs and states. A line of the result
-is a subject: comparisons by the way of reading, and the numbers that differ in any bit. Mixers whose steps are slow
-have shorter rows.
+Every causal mixer, some in several widths, and five hybrids; every second batch with the gradients of inputs and
+states. A line of the result is a subject: comparisons by the way of reading, and the numbers that differ in any bit.
+Mixers whose steps are slow have shorter rows.
 """
 
 from __future__ import annotations

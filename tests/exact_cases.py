@@ -205,11 +205,12 @@ def _packed(subject: Subject, x: Tensor, lengths: list[int], slopes: Tensor | No
 
 def mixers(longest: int = 50) -> Iterator[Subject]:
     """Every causal mixer of the families that keeps a state, but the one that exact mode refuses."""
-    for name, config in {**MIXERS, **MORE}.items():
+    drawn = {**MIXERS, **MORE}
+    for name, config, d_model in [*((*pair, 8) for pair in drawn.items()), *((n, *pair) for n, pair in WIDE.items())]:
         if isinstance(config, sw.LatentAttentionConfig):
             continue
         torch.manual_seed(1)
-        mixer = config.build(8).eval()
+        mixer = config.build(d_model).eval()
         if mixer.is_causal and not mixer.reads_memory:
             yield mixer_subject(name, mixer, longest)
 
@@ -219,12 +220,30 @@ def mixer_subject(name: str, mixer: sw.Mixer, longest: int) -> Subject:
         y, after = mixer(x, state, lengths=lengths, starts=starts)
         return y, after
 
-    return Subject(name, call, mixer.initial_state, lambda rows, length: torch.randn(rows, length, 8), longest)
+    def draw(rows: int, length: int) -> Tensor:
+        return torch.randn(rows, length, mixer.d_model)
+
+    return Subject(name, call, mixer.initial_state, draw, longest)
 
 
 MORE: dict[str, sw.MixerConfig] = {
     "Mamba, exact hold": sw.MambaConfig(d_state=4, method="zoh"),
     "Mamba complex, exact hold": sw.MambaConfig(d_state=4, initialization="lin", method="zoh"),
+    # the C kernels have code of their own for states of 1, 2, 4 and 8 vectors, and a vector is 4, 8 or 16 numbers
+    "Mamba-2, 9 states": sw.Mamba2Config(d_state=9, d_head=8),
+    "Mamba-2, 16 states": sw.Mamba2Config(d_state=16, d_head=8, n_groups=2),
+    "Mamba-2, 24 states": sw.Mamba2Config(d_state=24, d_head=16),
+    "Mamba-2, 32 states": sw.Mamba2Config(d_state=32, d_head=4, n_groups=2),
+    "Mamba-2, 64 states": sw.Mamba2Config(d_state=64, d_head=16),
+    "Mamba-2, 128 states": sw.Mamba2Config(d_state=128, d_head=8),
+    "Mamba, 16 states": sw.MambaConfig(d_state=16),
+}
+WIDE: dict[str, tuple[sw.MixerConfig, int]] = {  # with a d_model: channels in several vectors, and some left over
+    "Mamba, wide": (sw.MambaConfig(d_state=9), 20),
+    "Mamba-2, wide": (sw.Mamba2Config(d_state=16, d_head=20), 40),
+    "gated convolution, wide": (sw.GatedConvolutionConfig(), 37),
+    "attention, wide": (sw.AttentionConfig(n_heads=2, d_head=34, n_kv_heads=1), 24),
+    "S4D, wide": (sw.S4DConfig(d_state=16), 37),
 }
 _MLP = sw.MLPConfig(expand=2)
 HYBRIDS: dict[str, sw.LanguageModelConfig] = {
@@ -252,6 +271,30 @@ HYBRIDS: dict[str, sw.LanguageModelConfig] = {
             sw.MambaConfig(d_state=4),
             sw.GatedDeltaNetConfig(n_heads=2, d_key=4, d_value=4),
             sw.S4DConfig(d_state=8),
+        ),
+    ),
+    # layers that read their block's input in several places
+    "Mamba-2 and a shared Transformer": sw.LanguageModelConfig(
+        vocab_size=23,
+        d_model=16,
+        layers=(
+            sw.Mamba2Config(d_state=16, d_head=8),
+            sw.SharedTransformerConfig(
+                mixer=sw.Mamba2Config(d_state=8, d_head=8), attention=sw.AttentionConfig(n_heads=2, d_head=16), mlp=_MLP
+            ),
+        ),
+    ),
+    "S4D and mixers side by side": sw.LanguageModelConfig(
+        vocab_size=23,
+        d_model=16,
+        layers=(
+            sw.S4DConfig(d_state=8),
+            sw.BlockConfig(
+                mixer=sw.ParallelMixersConfig(
+                    first=sw.AttentionConfig(n_heads=2), second=sw.Mamba2Config(d_state=8, d_head=8)
+                ),
+                placement="post",
+            ),
         ),
     ),
 }

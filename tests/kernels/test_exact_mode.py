@@ -45,6 +45,14 @@ def test_a_hybrid_has_one_answer(name: str) -> None:
             assert not any(found.values()), (name, seed, found)
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_has_one_gradient(name: str) -> None:
+    subject = model_subject(name, longest=20)
+    with sw.exact():
+        found = dict(cases(subject, random.Random(3), with_gradients=True))
+    assert not any(found.values()), (name, found)
+
+
 def test_latent_attention_is_refused() -> None:
     mixer = sw.LatentAttentionConfig(n_heads=2, d_key=3, d_value=5, d_shared=2, rank=4).build(8)
     with sw.exact(), pytest.raises(sw.InputError, match="no exact form of LatentAttention"):
