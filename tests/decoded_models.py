@@ -82,6 +82,12 @@ LAYERS: dict[str, tuple[Any, ...]] = {
         sw.RGLRUConfig(d_inner=18, n_blocks=3, n_taps=1, exponent=5.0),
         sw.LatentAttentionConfig(n_heads=2, d_key=33, d_value=17, d_shared=2, rank=270),
     ),
+    "turning": (
+        sw.Mamba3Config(d_state=21, d_head=11, n_groups=2, rope_fraction=0.6),
+        sw.Mamba3Config(d_state=37, d_head=4, n_groups=11, mimo_rank=3, rope_fraction=1.0),
+        sw.Mamba3Config(d_state=4, d_head=22, output_norm=True, decay="heavy_tail", a_floor=0.8),
+        sw.Mamba3Config(d_state=18, d_head=2, mimo_rank=2, output_norm=True, dt_range=(0.02, 0.2)),
+    ),
     "scaled": (
         Block(mixer=sw.Mamba2Config(d_state=6, d_head=4, n_heads=5, norm=False), branch_scale=0.22),
         Block(mixer=None, mlp=MLP(activation="relu2"), branch_scale=0.22),

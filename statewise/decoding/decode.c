@@ -14,6 +14,7 @@
 #include "decode_memory.h"
 #include "decode_pointwise.h"
 #include "decode_recurrent.h"
+#include "decode_turning.h"
 
 static int has_vnni(void) {
 #if defined(__AVX512F__)

@@ -31,6 +31,7 @@ from statewise.decoding.operands import (
     n_fields,
 )
 from statewise.decoding.recurrences import RECURRENCES
+from statewise.decoding.turning import TURNING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,5 +222,5 @@ class Advance(Instruction):
     history: Slot
 
 
-INSTRUCTIONS = (*RECURRENCES, *MEMORIES, *LATENT, *instructions_of(__name__))
+INSTRUCTIONS = (*RECURRENCES, *MEMORIES, *LATENT, *TURNING, *instructions_of(__name__))
 N_FIELDS = 2 + max(map(n_fields, INSTRUCTIONS))  # its kind, whether all wait after it, its operands

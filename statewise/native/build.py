@@ -33,7 +33,7 @@ REASON = HERE / "_kernels.txt"  # why there is no library, where there is none
 ONCE = ("threads.c",)  # compiled for every processor and only once
 # Python files of which a header is made: the declarations, each after those that it imports, and what writes them for C
 DECODING = HERE.parent / "decoding"
-DECLARED = ("operands", "recurrences", "memories", "latent", "instructions")
+DECLARED = ("operands", "recurrences", "memories", "latent", "turning", "instructions")
 DECLARATIONS = tuple(DECODING / f"{name}.py" for name in DECLARED)
 HEADER = DECODING / "c_header.py"
 

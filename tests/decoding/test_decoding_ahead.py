@@ -89,7 +89,9 @@ def test_each_row_of_a_product_as_if_alone(precision: str, instructions: str) ->
 
 @needs_library
 @pytest.mark.parametrize("rests", [False, True], ids=["from a state", "from rest"])
-@pytest.mark.parametrize("layers", ["hybrid", "fast weights", "gated memories", "latent", "attention, convolved"])
+@pytest.mark.parametrize(
+    "layers", ["hybrid", "fast weights", "gated memories", "turning", "latent", "attention, convolved"]
+)
 @torch.no_grad()
 def test_rows_that_keep_different_counts_and_begin_documents(layers: str, rests: bool) -> None:
     """Rows of different lengths, some of which read nothing, on one thread and on three."""

@@ -171,7 +171,12 @@ def test_every_instruction_set_and_batch(precision: str, instructions: str) -> N
 @pytest.mark.parametrize("instructions", native.instruction_sets())
 @pytest.mark.parametrize(
     ("layers", "precision"),
-    [("fast weights", "float32"), ("gated memories", "float32"), *(("latent", precision) for precision in PRECISIONS)],
+    [
+        ("fast weights", "float32"),
+        ("gated memories", "float32"),
+        ("turning", "float32"),
+        *(("latent", precision) for precision in PRECISIONS),
+    ],
 )
 def test_every_instruction_set_of_memories(layers: str, precision: str, instructions: str) -> None:
     with native.forced(instructions):

@@ -20,6 +20,7 @@ from statewise.decoding.mixers.kimi_delta_attention import emit_kda
 from statewise.decoding.mixers.latent_attention import emit_latent_attention
 from statewise.decoding.mixers.mamba import emit_mamba, mamba_refusal
 from statewise.decoding.mixers.mamba2 import emit_mamba2, mamba2_refusal
+from statewise.decoding.mixers.mamba3 import emit_mamba3
 from statewise.decoding.mixers.mlstm import emit_mlstm
 from statewise.decoding.mixers.parallel import emit_parallel, parallel_refusal
 from statewise.decoding.mixers.rg_lru import emit_rg_lru
@@ -39,6 +40,7 @@ from statewise.mixers.kimi_delta_attention import KDA
 from statewise.mixers.latent_attention import LatentAttention
 from statewise.mixers.mamba import Mamba
 from statewise.mixers.mamba2 import Mamba2
+from statewise.mixers.mamba3 import Mamba3
 from statewise.mixers.mlstm import MLSTM
 from statewise.mixers.parallel import ParallelMixers
 from statewise.mixers.rg_lru import RGLRU
@@ -59,6 +61,7 @@ MIXERS: Mapping[type, Emitter] = MappingProxyType(
     {
         Mamba: Emitter(emit_mamba, mamba_refusal),
         Mamba2: Emitter(emit_mamba2, mamba2_refusal),
+        Mamba3: Emitter(emit_mamba3),
         Attention: Emitter(emit_attention),
         H3: Emitter(emit_h3),
         DeltaNet: Emitter(emit_delta_net),
