@@ -304,8 +304,8 @@ def test_which_layer_is_refused(folder: Path) -> None:
     tensors = layer_of(MODELS["bamba"], folder, 0)
     first = next(iter(tensors))
     wrong: list[tuple[Any, Any, Any, str]] = [
-        (config, tensors, True, "layer=True is no number of a layer"),
-        (config, tensors, "0", "layer='0' is no number of a layer"),
+        (config, tensors, True, "layer=True is not the number of a layer"),
+        (config, tensors, "0", "layer='0' is not the number of a layer"),
         (config, {**tensors, first: tensors[first].numpy()}, 0, f"{first} is a ndarray"),
         (config, {**tensors, first: tensors[first].long()}, 0, f"{first} is torch.int64; expected floating-point"),
         (config, {**tensors, first: tensors[first] * torch.nan}, 0, f"{first} has .* not finite"),

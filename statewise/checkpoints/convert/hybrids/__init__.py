@@ -101,7 +101,7 @@ def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
     config = family.named(_language_model(config, {})[0])
     whole = family.config(config)
     if isinstance(layer, bool) or not isinstance(layer, int):
-        raise CheckpointError(f"layer={layer!r} is no number of a layer; expected an integer from 0")
+        raise CheckpointError(f"layer={layer!r} is not the number of a layer; expected an integer from 0")
     if not 0 <= layer < len(whole.layers):
         raise CheckpointError(f"layer={layer} of a model with {len(whole.layers)} layers; they count from 0")
     one = whole.blocks[layer]
