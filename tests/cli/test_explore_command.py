@@ -83,4 +83,8 @@ def test_it_serves_until_it_is_stopped(tmp_path: Path, with_run: bool) -> None:
                 assert answer["pieces"] == ["⟨start⟩", "a", "b"]
         finally:
             process.send_signal(2)
-            assert process.wait(20) == 130
+            try:
+                assert process.wait(20) == 130
+            except subprocess.TimeoutExpired:  # as where this was begun with SIGINT ignored
+                process.kill()
+                raise
