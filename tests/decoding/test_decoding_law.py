@@ -124,9 +124,14 @@ def check_step(
                 assert_close(reference(tokens[:, :2], state_of_c)[0], reference(tokens[:, :2], end)[0], tolerance)
 
 
+OPTIONS = list(options())
+FIRST = {type(config): config for config in reversed(OPTIONS)}
+
+
 @needs_library
-@pytest.mark.parametrize("config", list(options()))
+@pytest.mark.parametrize("config", OPTIONS)
 def test_every_option_of_every_mixer(config: Any) -> None:
+    """Several threads, which wait for each other on a busy machine, for the first option of a mixer."""
     try:
         model = build((config,), d_model=24)
         model(tokens_of(1, LENGTH + 8))
@@ -136,7 +141,8 @@ def test_every_option_of_every_mixer(config: Any) -> None:
         assert refused.startswith("layers[0] is ")
     else:
         # a key of one number, made of length 1, is its sign: with a slope of 1,000 at 0, which rounding passes by
-        check_step(model, "float32", slack=4 if getattr(config, "d_key", None) == 1 else 1)
+        threads = (1, 3) if FIRST[type(config)] is config else (1,)
+        check_step(model, "float32", threads=threads, slack=4 if getattr(config, "d_key", None) == 1 else 1)
 
 
 @needs_library
