@@ -125,7 +125,7 @@ def check_step(
 
 
 OPTIONS = list(options())
-FIRST = {type(config): config for config in reversed(OPTIONS)}
+FIRST = {type(option.values[0]): option.values[0] for option in reversed(OPTIONS)}
 
 
 @needs_library
