@@ -23,9 +23,10 @@ from statewise.precision import exactly, full_precision
 # Values of the generating function that are computed at once: more are recomputed, block by block, in the backward
 # pass rather than kept.
 KEPT = 1 << 18
-# Operations of a dense matrix product that take as long as one term of a Cauchy sum, forward and backward (measured:
-# about 60 on two CPU cores, where products run at 50 times the speed of complex divisions).
-WORTH_A_SUM = 60
+# Operations of a dense matrix product that take as long as one term of a Cauchy sum, forward and backward. `statewise
+# reproduce s4-filter` on two cores (Zen 3): the sums were faster where this came out as 22 and more, squaring where 8.5
+# and less.
+WORTH_A_SUM = 15
 
 
 class LowRankState(NamedTuple):

@@ -23,13 +23,13 @@
 #endif
 #define ROWS_PADDED ((ROWS + LANES - 1) / LANES * LANES)
 #define BLOCK_ROWS (ROWS * 8)
-#define BLOCK_PANELS 24
+#define BLOCK_PANELS 24 /* at most */
 
 typedef struct {
     const float *a, *b, *bias;
     float *c, *packed; /* packed: (panels of n, k, PANEL) */
     int64_t m, n, k, a_row, a_column, b_row, b_column;
-    int64_t n_panels, n_row_blocks, n_panel_blocks;
+    int64_t n_panels, n_row_blocks, n_panel_blocks, block_panels;
     float *scratch; /* for each thread ROWS * DEPTH numbers */
     int64_t scratch_size;
     int64_t n_pack_pieces;
@@ -124,13 +124,13 @@ INLINE void tile(const product *p, int64_t row, int64_t rows, int64_t column, in
         add_rows(sums, p, row, rows, column, first);
 }
 
-/* A block of C: BLOCK_ROWS rows and BLOCK_PANELS panels. */
+/* A block of C: BLOCK_ROWS rows and block_panels panels. */
 static void multiply(void *context, int64_t item, int64_t thread) {
     const product *p = context;
     int64_t row_block = item % p->n_row_blocks, panel_block = item / p->n_row_blocks;
     int64_t row_first = row_block * BLOCK_ROWS, row_end = row_first + BLOCK_ROWS < p->m ? row_first + BLOCK_ROWS : p->m;
-    int64_t panel_first = panel_block * BLOCK_PANELS;
-    int64_t panel_end = panel_first + BLOCK_PANELS < p->n_panels ? panel_first + BLOCK_PANELS : p->n_panels;
+    int64_t panel_first = panel_block * p->block_panels;
+    int64_t panel_end = panel_first + p->block_panels < p->n_panels ? panel_first + p->block_panels : p->n_panels;
     float *packed_a = p->scratch + thread * p->scratch_size;
     for (int64_t k = 0; k < p->k; k += DEPTH) {
         int64_t depth = p->k - k < DEPTH ? p->k - k : DEPTH;
@@ -171,6 +171,8 @@ __attribute__((visibility("default"))) void JOIN2(matmul_f32, ISA)(
     p.n_panels = (n + PANEL - 1) / PANEL;
     p.n_row_blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
     p.n_panel_blocks = (p.n_panels + BLOCK_PANELS - 1) / BLOCK_PANELS;
+    /* of one size, so that threads with as many blocks have as much to do */
+    p.block_panels = (p.n_panels + p.n_panel_blocks - 1) / p.n_panel_blocks;
     p.scratch_size = BLOCK_ROWS * DEPTH;
     p.n_pack_pieces = 4;
     parallel_for(p.n_panels * p.n_pack_pieces, n_threads, pack, &p);

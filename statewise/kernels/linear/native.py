@@ -10,9 +10,10 @@ from torch import Tensor
 from statewise import native
 from statewise.kernels.backend import refusal_of
 from statewise.kernels.exact.switch import is_exact
+from statewise.native.memory import in_huge_pages
 
 FEW = 8  # rows of x that matmul_few.c takes
-_TURNED = 4  # a weight with this many times as many rows as x is not packed
+_TURNED = 8  # a weight with this many times as many rows as x is not packed
 
 
 def refusal(x: Tensor, weight: Tensor) -> str | None:
@@ -28,7 +29,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     In exact mode few rows are summed as many are: matmul_ordered.c.
     """
     (m, k), n = x.shape, weight.shape[0]
-    y = torch.empty(m, n, dtype=torch.float32)
+    y = in_huge_pages(torch.empty(m, n, dtype=torch.float32))
     if 0 in (m, n):
         return y
     if k == 0:
@@ -45,7 +46,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     panel, scratch_size = _sizes(native.instruction_set())
     turned = _TURNED * m <= n  # then it is W that is read where it lies, and x that is packed
     n_packed = m if turned else n
-    packed = torch.empty(-(-n_packed // panel) * panel * k)
+    packed = in_huge_pages(torch.empty(-(-n_packed // panel) * panel * k))
     scratch = torch.empty(scratch_size * threads)
     multiply = native.function("matmul", torch.float32, "pppppplllllllll")
     first, second = (weight, x) if turned else (x, weight)
