@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from statewise.errors import InputError
+from statewise.native import memory
 
-PIECE = 2**20  # numbers that are unpacked at once
+PIECE = 2**18  # numbers that are unpacked at once: they stay in the second cache or near it
 aten = torch.ops.aten
 
 
@@ -95,7 +96,7 @@ class QuantisedTensor(Tensor):
 
     def widened(self) -> Tensor:
         """A plain float32 tensor of the same values."""
-        out = torch.empty(self.blocks.shape)
+        out = memory.empty(*self.blocks.shape, dtype=torch.float32)
         for rows in self.blocks.pieces():
             out[rows] = self.blocks.widened(rows)
         return out
