@@ -22,11 +22,13 @@ from statewise.generation.stepping import Step, stepping
 from statewise.generation.stopping import Endings, RowText, check_stop
 from statewise.generation.token import Token
 from statewise.generation.trees import Tree, best, searched
+from statewise.kernels.exact.switch import exact_throughout
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import SHORTEST_CHUNK, LanguageModel, LanguageModelState
 
 
+@exact_throughout
 def generate(
     model: LanguageModel,
     prompt: Prompt = None,

@@ -179,7 +179,7 @@ def _begin(
         sampling=sampling,
         generators=generators,
         unread=[[token] for token in tokens],
-        seen=reading.seen.cpu(),
+        seen=reading.seen.cpu().clone(),  # it is written to, and the reading is the caller's
         outside=None if outside is None else outside.cpu(),
         document_token=None if endings.stop_at_document else endings.document_token,
     )

@@ -7,11 +7,15 @@ read so far pool to, so that a signal read in chunks ends with the features of t
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from statewise.kernels.exact.nodes import as_node
+from statewise.kernels.exact.switch import is_exact
+from statewise.kernels.linear_scan import linear_scan
 from statewise.operators.masks import Masks, build_masks, mask_time
 from statewise.operators.state_shape import COUNT, at_rest, check_state, leaf
 from statewise.precision import without_autocast
@@ -95,7 +99,7 @@ class MeanPooling(Pooling):
         return MeanState(leaf(self.d_model), COUNT)
 
     def _pool(self, x: Tensor, state: MeanState, valid: Tensor | None) -> tuple[Tensor, MeanState]:
-        total = state.total + x.sum(1)
+        total = _running_sum(x, state.total) if is_exact() else state.total + x.sum(1)
         n_steps = state.n_steps + (x.shape[1] if valid is None else valid.sum(1))
         return total / n_steps.clamp(min=1).unsqueeze(-1), MeanState(total, n_steps)
 
@@ -145,6 +149,8 @@ class AttentionPooling(Pooling):
         scores = x @ self.query.to(x.dtype) / self.d_model**0.5
         if valid is not None:
             scores = scores.masked_fill(~valid, torch.finfo(x.dtype).min)
+        if is_exact():
+            return self._one_by_one(x, scores, state, valid)
         # The maximum cancels in what it scales, so no gradient has to pass through it.
         maximum = torch.cat([state.maximum.unsqueeze(1), scores], 1).amax(1).detach()
         weights = (scores - maximum.unsqueeze(1)).exp()
@@ -153,9 +159,42 @@ class AttentionPooling(Pooling):
         kept = (state.maximum - maximum).exp()
         denominator = kept * state.denominator + weights.sum(1)
         numerator = kept.unsqueeze(-1) * state.numerator + torch.einsum("bl,bld->bd", weights, x)
-        some = denominator > 0  # the step with the largest score counts 1
-        y = numerator / torch.where(some, denominator, 1.0).unsqueeze(-1)
-        return y, AttentionState(maximum, denominator, numerator)
+        return _ratio(numerator, denominator), AttentionState(maximum, denominator, numerator)
+
+    def _one_by_one(
+        self, x: Tensor, scores: Tensor, state: AttentionState, valid: Tensor | None
+    ) -> tuple[Tensor, AttentionState]:
+        """The same step by step: sums in one order, however the sequence is cut."""
+
+        def step(
+            carry: list[Tensor], inputs: list[Tensor], constants: list[Tensor]
+        ) -> tuple[list[Tensor], list[Tensor]]:
+            (denominator, numerator), (score, features), (kept, maximum) = carry, inputs, constants
+            weight = (score - maximum).exp()
+            return [kept * denominator + weight, kept.unsqueeze(-1) * numerator + weight.unsqueeze(-1) * features], []
+
+        node, maximum = as_node(step), state.maximum
+        carry: Sequence[Tensor] = [state.denominator, state.numerator]
+        for t in range(x.shape[1]):
+            largest = torch.maximum(maximum, scores[:, t]).detach()
+            after, _ = node(list(carry), [scores[:, t], x[:, t]], [(maximum - largest).exp(), largest])
+            if valid is not None:
+                here = valid[:, t]
+                after = [torch.where(here, after[0], carry[0]), torch.where(here[:, None], after[1], carry[1])]
+                largest = torch.where(here, largest, maximum)
+            carry, maximum = after, largest
+        denominator, numerator = carry
+        return _ratio(numerator, denominator), AttentionState(maximum, denominator, numerator)
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """(batch, d_model); zeros where no step was read. The step with the largest score counts 1."""
+    return numerator / torch.where(denominator > 0, denominator, 1.0).unsqueeze(-1)
+
+
+def _running_sum(x: Tensor, before: Tensor) -> Tensor:
+    """(batch, d_model): before + x_1 + x_2 and so on, one after the other."""
+    return linear_scan(x.new_ones(()).expand_as(x), x, before)[:, -1] if x.shape[1] else before
 
 
 def build_pooling(kind: str, d_model: int) -> Pooling:

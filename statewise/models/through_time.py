@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from statewise.errors import ConfigError, InputError
 from statewise.models.batch_norm import BatchNorm
+from statewise.operators.masks import build_masks
 
 MOST_KEPT = 256  # states at a time and level; beyond, some are computed again
 Read = Callable[[int, Any], tuple[Tensor | None, Any]]  # (number of a piece, state) -> its part of the loss, state
@@ -132,10 +134,22 @@ def _piece(run: _Run, number: int, state: Any, gradient: Any) -> Any:
                     ends.append(out)
                     end_gradients.append(of_it)
         if ends:
-            torch.autograd.backward(ends, end_gradients)
+            _backward(ends, end_gradients)
     if loss is not None:
         run.total = loss.detach() if run.total is None else run.total + loss.detach()
     return [leaf.grad if isinstance(leaf, Tensor) else None for leaf in tree_flatten(state)[0]]
+
+
+def _backward(ends: list[Tensor], gradients: list[Tensor]) -> None:
+    try:
+        torch.autograd.backward(ends, gradients)
+    except RuntimeError as error:
+        if "through the graph a second time" not in str(error):
+            raise
+        raise InputError(
+            "a piece's loss or state comes from a graph that another piece has gone through: compute it within the "
+            "loss or the model, or detach it; some gradients were added already: set them to None before you try again"
+        ) from error
 
 
 def _leaves(state: Any) -> Any:
@@ -188,7 +202,9 @@ def backward_in_pieces(
     model:  a model or a mixer, ``y, state = model(x, state)``
     loss:   what the outputs y of the steps ``here`` (a slice of the time axis) add to the loss: ``lambda y, here:
             F.cross_entropy(y.mT, targets[:, here], reduction="sum") / targets.numel()``. None: nothing. A model that
-            pools gives the answer so far, so only its last piece counts: ``here.stop == x.shape[1]``
+            pools gives the answer so far, so only its last piece counts: ``here.stop == x.shape[1]``. It is called two
+            or three times for each piece, first in the order of time and then from the last to the first, and must give
+            the same each time: a loss that counts or draws would not
     kept:   how many states are kept at a time; where there are more pieces, some are read a second time to find theirs
 
     Shapes:  x: (batch, length, ...) or token ids (batch, length)   lengths: (batch,), starts: (batch, length) bool, as
@@ -196,9 +212,10 @@ def backward_in_pieces(
     Cost:    two readings and a backward pass, about 4/3 of the undivided time, for up to ``kept`` pieces; three
              readings, 5/3, up to ``kept`` squared. Memory: the graph of one piece, and twice ``kept`` states. The input
              alone grows with the length; attention without a window has a state that grows, so there the states do too.
-    Errors:  InputError for a piece that is not a whole number above 0, or ``kept`` above 1, a length of 0, and a model
-             that reads in both directions and so has no state. ConfigError for batch norm, whose means are of whole
-             sequences.
+    Errors:  InputError for a piece that is not a whole number above 0, or ``kept`` above 1, a length of 0, masks that
+             do not fit, a loss of more than one number or without a gradient, what was computed outside and asks for
+             gradients, and a model that reads in both directions and so has no state. ConfigError for batch norm, whose
+             means are of whole sequences.
     Source:  Chen et al. 2016, arXiv:1604.06174, for the recomputation; the states take the place of its checkpoints.
 
     >>> from statewise import Mamba2Config
@@ -207,18 +224,28 @@ def backward_in_pieces(
     >>> layer.in_proj.weight.grad.shape
     torch.Size([100, 16])
     """
-    if isinstance(piece, bool) or not isinstance(piece, int) or piece < 1:
+    if not isinstance(piece, Integral) or isinstance(piece, bool) or piece < 1:
         raise InputError(f"piece must be a whole number of steps above 0, got {piece!r}")
-    if isinstance(kept, bool) or not isinstance(kept, int) or kept < 2:
+    if not isinstance(kept, Integral) or isinstance(kept, bool) or kept < 2:
         raise InputError(f"kept must be a whole number of states above 1, got {kept!r}")
     if not isinstance(x, Tensor) or x.ndim < 2 or not x.shape[1]:
         given = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise InputError(f"x must be (batch, length, ...) with a length above 0, got {given}")
+    if x.requires_grad and not x.is_leaf:
+        raise InputError(
+            "x was computed from what asks for gradients, and each piece would go through that graph again; put that "
+            "computation into the model, or give x.detach().requires_grad_() and go on from its gradient"
+        )
+    if torch.is_inference_mode_enabled():
+        raise InputError("backward_in_pieces has no gradients in torch.inference_mode(); call it outside")
+    if not hasattr(model, "initial_state"):
+        raise InputError(f"a {type(model).__name__} has no initial_state; give a model or a mixer of statewise")
     refuse_whole_batches(model, "backward_in_pieces")
+    build_masks(x, lengths, starts)  # here, since below only parts of them are seen
     batch, length = x.shape[:2]
     given_state = state
     if state is None:
-        state = model.initial_state(batch, device=x.device, dtype=x.dtype if x.is_floating_point() else None)  # type: ignore[operator]
+        state = model.initial_state(batch, device=x.device, dtype=x.dtype if x.is_floating_point() else None)
     pieces = [slice(begin, min(begin + piece, length)) for begin in range(0, length, piece)]
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
@@ -229,9 +256,17 @@ def backward_in_pieces(
         if starts is not None:
             options["starts"] = starts[:, here]
         y, after = model(x[:, here], before, **options)
-        return loss(y, here), after
+        part = loss(y, here)
+        if part is not None and (not isinstance(part, Tensor) or part.numel() != 1):
+            given = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+            raise InputError(f"loss must give a tensor of one number, or None, got {given}")
+        has_gradient.append(part is not None and part.requires_grad)
+        return part, after
 
+    has_gradient: list[bool] = []
     total, after, gradient = through_time(read, len(pieces), state, x.device, kept=kept)
+    if not any(has_gradient):
+        raise InputError("loss gave nothing that depends on the outputs y, so there is no gradient; compute it from y")
     if given_state is not None:
         _hand_back(given_state, gradient)
     return total, after

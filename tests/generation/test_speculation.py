@@ -178,6 +178,22 @@ def test_sampling_repeats_and_rows_do_not_depend_on_others() -> None:
     assert many != written(list(sw.generate(model, prompts(4), seed=6, **options)))
 
 
+def test_a_reading_stays_as_it_was() -> None:
+    """Also what the repetition penalty knows of it."""
+    model = build(HYBRID)
+    reading = sw.generation.read(model, [[1, 2, 3]])
+    options: dict[str, Any] = {"max_new_tokens": 15, "temperature": 0, "repetition_penalty": 1.8, "state": reading}
+    plain = written(list(sw.generate(model, **options)))
+    seen = reading.seen.clone()
+    tokens = []
+    for token in sw.generate(model, draft=similar(model, 0.1), **options):
+        tokens.append(token)
+        assert token.reading.seen.sum() < 3 + len(tokens)
+    assert written(tokens) == plain
+    assert torch.equal(reading.seen, seen)
+    assert written(list(sw.generate(model, **options))) == plain
+
+
 def test_what_does_not_fit_is_refused() -> None:
     model = build(HYBRID)
     for wrong, match in (

@@ -179,6 +179,30 @@ def test_errors() -> None:
             sw.backward_in_pieces(layer, x, loss, **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"a length above 0, got shape \(1, 0, 8\)"):
         sw.backward_in_pieces(layer, x[:, :0], loss)
+    lengths, starts = torch.tensor([9]), torch.zeros(1, 9, dtype=torch.bool)
+    for options, message in (
+        ({"lengths": lengths}, r"lengths must lie in 0\.\.8 for an input of length 8, got 9\.\.9"),
+        ({"lengths": [8]}, "lengths must be a tensor, got list"),
+        ({"starts": starts}, r"starts must be bool of shape \(1, 8\)"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sw.backward_in_pieces(layer, x, loss, **options)  # type: ignore[arg-type]
+    for wrong, message in (
+        (lambda y, here: y.sum(-1), r"loss must give a tensor of one number, or None, got shape \(1, 4\)"),
+        (lambda y, here: 1.0, "got float"),
+        (lambda y, here: y.detach().sum(), "loss gave nothing that depends on the outputs"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sw.backward_in_pieces(layer, x, wrong, piece=4)
+    outside = layer.output.linear.weight.sum() * 2
+    with pytest.raises(InputError, match="comes from a graph that another piece has gone through"):
+        sw.backward_in_pieces(layer, x, lambda y, here: y.sum() * outside, piece=4)
+    with pytest.raises(InputError, match="x was computed from what asks for gradients"):
+        sw.backward_in_pieces(layer, x * x.clone().requires_grad_(), loss)
+    with pytest.raises(InputError, match="a Linear has no initial_state"):
+        sw.backward_in_pieces(torch.nn.Linear(8, 8), x, loss)
+    with torch.inference_mode(), pytest.raises(InputError, match=r"has no gradients in torch\.inference_mode"):
+        sw.backward_in_pieces(layer, x, loss)
     with pytest.raises(InputError, match="a bidirectional S4D has no state"):
         sw.backward_in_pieces(sw.S4DConfig(d_state=4, bidirectional=True).build(8), x, loss)
     block = sw.BlockConfig(mixer=sw.S4DConfig(d_state=4), norm="batch")

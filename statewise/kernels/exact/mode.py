@@ -50,12 +50,11 @@ def _rule_of(func: Any) -> Rule:
         return kernels.RULES.get(base, _refuse)
     if space in ("prims", "profiler", "prim"):
         return _as_it_is
-    if base in products.RULES:
-        return products.RULES[base]
-    if base in sums.RULES:
-        return sums.RULES[base]
-    if base in UNARY:
-        return UNARY[base]
+    if base == "var" and "correction" not in func._overloadname:
+        return _in_parts
+    for rules in (products.RULES, sums.RULES, UNARY):
+        if base in rules:
+            return _written(func, rules[base])
     if base in ONE_ROUNDING:
         return _one_rounding
     if base in MOVES or func.is_view or base.startswith(OF_PARAMETERS):
@@ -74,15 +73,43 @@ def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _written(func: Any, rule: Rule) -> Rule:
+    """The rule, which gives a new tensor, also for the operation's form in place, and for the one with ``out=``."""
+    if not func._schema.is_mutable or rule is sums.one_thread:  # which calls the operation itself
+        return rule
+
+    def run(of: Any, args: Any, kwargs: Any) -> Any:
+        if "out" not in kwargs:
+            return args[0].copy_(rule(of, args, kwargs))
+        return _into(kwargs["out"], rule(of, args, {name: x for name, x in kwargs.items() if name != "out"}))
+
+    in_place = func._schema.name.endswith("_")
+    return run if in_place or [x.name for x in func._schema.arguments if x.is_out] == ["out"] else _refuse
+
+
+def _into(out: Tensor, y: Tensor) -> Tensor:
+    if out.shape != y.shape:
+        out.resize_(y.shape)
+    return out.copy_(y)
+
+
 def _one_rounding(func: Any, args: Any, kwargs: Any) -> Any:
     """x + alpha y would be two roundings in one place and one in another, and so would complex products."""
-    alpha = kwargs.get("alpha", 1)
     tensors = [m for m in args if isinstance(m, Tensor)]
+    alpha = kwargs.get("alpha", 1)
+    if len(args) == 3 and _base(func) in ("add", "sub", "rsub"):  # with a number, alpha has a place
+        alpha = args[2]
     if alpha != 1 and any(m.is_floating_point() or m.is_complex() for m in tensors):
         first, second = args[:2]
-        scaled = second * alpha
-        return func(first, scaled)
+        rest = {name: x for name, x in kwargs.items() if name != "alpha"}
+        if _base(func) == "rsub":  # second - alpha first
+            scaled = first * alpha
+            return torch.sub(second, scaled, **rest) if isinstance(second, Tensor) else func(scaled, second, **rest)
+        return func(first, second * alpha, **rest)
     if any(m.is_complex() for m in tensors):
+        if "out" in kwargs:
+            rest = {name: x for name, x in kwargs.items() if name != "out"}
+            return _into(kwargs["out"], sums.complex_operation(func, args, rest))
         return sums.complex_operation(func, args, kwargs)
     return func(*args, **kwargs)
 

@@ -13,6 +13,7 @@ from statewise.errors import InputError
 
 # as pointwise.inc.h counts them
 _NAMES = "exp sigmoid softplus silu silu_backward log log1p expm1 sin cos tanh erf pow exp2 log2"
+_SAME = 17  # from here on softplus(x) is x in float32, so that a threshold changes nothing
 FUNCTIONS = {name: i for i, name in enumerate(_NAMES.split())}
 
 
@@ -39,14 +40,9 @@ def _simple(name: str) -> Callable[..., Any]:
             return _complex(name, x)
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
-        return _put(func, x, apply(name, x))
+        return apply(name, x)
 
     return rule
-
-
-def _put(func: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Into x, if the operation is one in place"""
-    return x.copy_(y) if func._schema.name.endswith("_") else y
 
 
 def _complex(name: str, x: Tensor) -> Tensor:
@@ -62,14 +58,19 @@ def _complex(name: str, x: Tensor) -> Tensor:
 
 
 def _softplus(func: Any, args: Any, kwargs: Any) -> Tensor:
-    x, beta = args[0], args[1] if len(args) > 1 else 1
+    x: Tensor = args[0]
+    beta, threshold = args[1] if len(args) > 1 else 1, args[2] if len(args) > 2 else 20
     if beta != 1:
         raise InputError(f"exact mode computes softplus with beta=1, got {beta}")
-    return apply("softplus", x)  # without the threshold, which changes nothing that float32 can hold
+    y = apply("softplus", x)
+    return torch.where(x > threshold, x, y) if threshold < _SAME else y
 
 
 def _softplus_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
-    return args[0] * apply("sigmoid", args[1])
+    grad: Tensor = args[0]
+    x, _, threshold = args[1:]
+    slope = grad * apply("sigmoid", x)
+    return torch.where(x > threshold, grad, slope) if threshold < _SAME else slope
 
 
 def _sigmoid_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -105,22 +106,22 @@ def _pow(func: Any, args: Any, kwargs: Any) -> Any:
         if power == 1:
             return x.clone()
         if power == 2:
-            return _put(func, x, x * x)
+            return x * x
         if power == 3:
-            return _put(func, x, x * x * x)
+            return x * x * x
         if power == 0.5:
-            return _put(func, x, x.sqrt())
+            return x.sqrt()
         if power == -1:
-            return _put(func, x, x.reciprocal())
+            return x.reciprocal()
         if power == 0:
             return torch.ones_like(x)
     if x.is_complex():
         raise InputError(f"exact mode has no exact form of powers of complex numbers, got the exponent {power}")
-    return _put(func, x, apply("pow", x, power))
+    return apply("pow", x, power)
 
 
 def _rsqrt(func: Any, args: Any, kwargs: Any) -> Tensor:
-    return _put(func, args[0], args[0].sqrt().reciprocal())
+    return args[0].sqrt().reciprocal()
 
 
 def _gelu(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -144,19 +145,19 @@ def _addcmul(func: Any, args: Any, kwargs: Any) -> Tensor:
     x, a, b = args
     product = a * b
     value = kwargs.get("value", 1)
-    return _put(func, x, x + (product if value == 1 else product * value))
+    return x + (product if value == 1 else product * value)
 
 
 def _addcdiv(func: Any, args: Any, kwargs: Any) -> Tensor:
     x, a, b = args
     share = a / b
     value = kwargs.get("value", 1)
-    return _put(func, x, x + (share if value == 1 else share * value))
+    return x + (share if value == 1 else share * value)
 
 
 def _lerp(func: Any, args: Any, kwargs: Any) -> Tensor:
     begin, end, weight = args
-    return _put(func, begin, begin + (end - begin) * weight)
+    return begin + (end - begin) * weight
 
 
 def _logaddexp(func: Any, args: Any, kwargs: Any) -> Tensor:

@@ -21,6 +21,7 @@ def times(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     Errors:  InputError for numbers other than float32, or complex ones of that width, on the CPU.
     """
     if x.is_complex() or y.is_complex():
+        x, y = (m.resolve_conj() if m.is_conj() else m for m in (x, y))  # C reads memory, which has no conjugates
         (a, b), (c, d) = ((m.real, m.imag if m.is_complex() else None) for m in (x, y))
         real, imaginary = times(a, c), None
         if b is not None and d is not None:
@@ -39,12 +40,14 @@ def times(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
                 f"exact mode multiplies matrices of float32 on the CPU, got {m.dtype} on {m.device.type}; "
                 "use model.float() and inputs of float32, or first statewise convert FOLDER OTHER --dtype float32"
             )
+    x, y = (m.resolve_neg() if m.is_neg() else m for m in (x, y))
     return matmul.product(x, y.t(), bias)
 
 
 def _batches(x: Tensor, y: Tensor) -> Tensor:
     """(b, m, k) times (b, k, n)"""
     batch, m, k, n = *x.shape, y.shape[2]
+    x, y = (m.resolve_neg() if m.is_neg() else m for m in (x, y))
     if x.dtype == y.dtype == torch.float32 and x.device.type == "cpu" and (m * n * k < _LARGE or not batch):
         out = x.new_zeros(batch, m, n)
         if out.numel() and k:

@@ -200,7 +200,7 @@ def _embedding_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
         torch.set_num_threads(before)
 
 
-def _one_thread(func: Any, args: Any, kwargs: Any) -> Any:
+def one_thread(func: Any, args: Any, kwargs: Any) -> Any:
     """Sums of few numbers for each place, in their order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -216,6 +216,9 @@ def complex_operation(func: Any, args: Any, kwargs: Any) -> Any:
     base = name.rstrip("_")
     if base in ("add", "sub", "neg", "eq", "ne", "isnan", "isfinite", "isinf", "rsub"):
         return func(*args, **kwargs)
+    if base == "sgn":
+        size = complex_operation(torch.ops.aten.abs.default, args, {})
+        return _times(args[0], torch.where(size > 0, size.reciprocal(), 0.0))
     if base not in ("mul", "div", "reciprocal", "abs"):
         raise InputError(f"exact mode has no exact form of {base} of complex numbers")
     if base == "abs":
@@ -266,10 +269,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "_fused_rms_norm_backward": _rms_norm_backward,
     "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
-    "index_add": _one_thread,
-    "scatter_add": _one_thread,
-    "nll_loss_forward": _one_thread,
-    "nll_loss_backward": _one_thread,
-    "nll_loss2d_forward": _one_thread,
-    "nll_loss2d_backward": _one_thread,
+    "index_add": one_thread,
+    "scatter_add": one_thread,
+    "nll_loss_forward": one_thread,
+    "nll_loss_backward": one_thread,
+    "nll_loss2d_forward": one_thread,
+    "nll_loss2d_backward": one_thread,
 }

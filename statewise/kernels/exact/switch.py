@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from statewise import native
 from statewise.errors import InputError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _on: ContextVar[bool] = ContextVar("exact", default=False)
 
 
@@ -23,8 +28,7 @@ def is_exact() -> bool:
 is_exact._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@contextmanager
-def exact(on: bool = True) -> Iterator[None]:
+def exact(on: bool = True) -> Exact:
     """Within it the numbers of a row are the same bit for bit, whether it is read whole, in any pieces, token by token,
     padded, packed or beside any other rows, on any number of threads.
 
@@ -33,8 +37,10 @@ def exact(on: bool = True) -> Iterator[None]:
     rows and steps of a call: they are the same on any number of threads, and differ in rounding from call to call if
     other rows come together. For a gradient, run ``backward`` within the block, too.
 
-    It is a context manager and a decorator, and belongs to the thread that enters it. On the CPU, in float32, with the
-    C kernels. An operation of which no exact form is known is refused by name.
+    It is a context manager and a decorator, of generators too, and belongs to the thread that enters it. A stream of
+    :func:`statewise.generate` that begins within it stays exact wherever its tokens are taken. On the CPU, in float32,
+    with the C kernels. An operation of which no exact form is known is refused by name; linear algebra is taken to
+    be of parameters.
 
     on:      False changes nothing, for a switch that comes from an option
     Errors:  InputError without the C kernels; within it, for an operation, a dtype or a device without an exact form.
@@ -50,6 +56,64 @@ def exact(on: bool = True) -> Iterator[None]:
     >>> torch.equal(whole, torch.cat([first, rest], 1))
     True
     """
+    return Exact(on)
+
+
+class Exact(ContextDecorator):
+    """What :func:`exact` gives."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        switched = _switched(self.on)
+        switched.__enter__()
+        self._entered.append(switched)
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:  # type: ignore[override]
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InputError(
+                f"exact mode belongs to a thread, and {function.__name__} is a coroutine, which leaves it halfway; "
+                "decorate what it calls"
+            )
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if inspect.isgeneratorfunction(function):
+                return _each(function(*args, **kwargs), self.on)
+            with exact(self.on):
+                return function(*args, **kwargs)
+
+        return run
+
+
+def exact_throughout(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """The same: but an iterator that is made in exact mode computes each of its items so, wherever it is asked."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        items = function(*args, **kwargs)
+        return _each(items, True) if is_exact() else items
+
+    return run
+
+
+def _each(items: Iterator[T], on: bool) -> Iterator[T]:
+    while True:
+        with exact(on):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+@contextmanager
+def _switched(on: bool) -> Iterator[None]:
     if not on or _on.get():
         yield
         return
