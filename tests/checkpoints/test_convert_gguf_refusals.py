@@ -176,7 +176,7 @@ UNWRITTEN: dict[str, dict[str, Any]] = {
     "head_pattern='multi_key'": {"layers": (Mamba2Config(d_head=8, head_pattern="multi_key"),)},
     "norm_groups=1": {"layers": (Mamba2Config(d_head=8, n_groups=2, norm_groups=1),)},
     "mixer.norm_eps=1e-06": {"layers": (Mamba2Config(d_head=8, norm_eps=1e-6),)},
-    "this one has S4DConfig": {"layers": (sw.S4DConfig(),)},
+    "no architecture with layers of S4D, as": {"layers": (sw.S4DConfig(),)},
 }
 
 
