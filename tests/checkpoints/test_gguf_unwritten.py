@@ -36,7 +36,7 @@ def test_llama_cpp_has_no_such_architecture(kind: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         save_as(model, tmp_path / "model.gguf", "gguf")
     said = (
-        f"llama.cpp has no architecture for this model, which transformers calls {kind}; write it as 'transformers', or "
+        f"llama.cpp has no architecture of its own for this model, which transformers calls {kind}; write it as 'transformers', or "
         "in Statewise's own format"
     )
     assert str(caught.value).endswith(said)
@@ -50,7 +50,9 @@ def test_llama_cpp_has_no_such_architecture(kind: str, tmp_path: Path) -> None:
 def test_heads_of_two_widths(name: str, other: str, tmp_path: Path) -> None:
     plain = build_hybrid(name).config
     layers = tuple(
-        replace(block, mixer=replace(block.mixer, d_value=16, d_key=32)) if hasattr(block.mixer, "n_taps") else block
+        replace(block, mixer=replace(block.mixer, d_value=16, d_key=32))
+        if isinstance(block.mixer, (sw.GatedDeltaNetConfig, sw.KDAConfig))
+        else block
         for block in plain.blocks
     )
     message = f"needs heads whose values are as wide as their keys; layers.. has d_key=32 and d_value=16: {other} Statewise"

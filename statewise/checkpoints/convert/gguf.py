@@ -58,7 +58,7 @@ def read_gguf(
     for F64, which is rounded. Only A_log = log(-ssm_a) is computed, in float64.
 
     keep_quantised: matrices in integers become a ``QuantisedTensor`` each, in the memory that they have in the file.
-             What has to be computed from one, as A_log is, is plain, and so are experts, which lie in one tensor.
+             What has to be computed from one, as A_log is, is plain.
 
     Cost:    one pass over the file; the tensors in memory once.
     Errors:  CheckpointError for a file that is not GGUF, or is damaged; for an architecture or a quantisation that is

@@ -26,7 +26,7 @@ def unwritten(config: LanguageModelConfig, plain: CheckpointError, hybrid: Check
     other = "write it as 'transformers', or" if families else "keep it"
     if families and not any(one.family in families for one in ARCHITECTURES.values()):
         return CheckpointError(
-            f"llama.cpp has no architecture for this model, which transformers calls {families[0]}; "
+            f"llama.cpp has no architecture of its own for this model, which transformers calls {families[0]}; "
             f"{other} in Statewise's own format"
         )
     for i, block in enumerate(config.blocks):
