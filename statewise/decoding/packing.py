@@ -10,7 +10,7 @@ from torch import Tensor
 
 from statewise.decoding.operands import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
-from statewise.models.quantised import Blocks, Integers, QuantisedTensor
+from statewise.models.quantised import Blocks, Integers, QuantisedTensor, matrices_of
 from statewise.native.memory import in_huge_pages
 
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
@@ -165,7 +165,7 @@ def pack_experts(weight: Tensor, precision: str, group: int | None = None, *, tu
     """
     n_experts, n_rows, _ = weight.shape
     whole: Packed | None = None
-    for number, expert in enumerate(weight.unbind()):
+    for number, expert in enumerate(matrices_of(weight)):
         one = _pack_expert(expert.detach(), precision, group, turns)
         if whole is None:
             rooms = {name: _room(x, n_experts) for name, x in _numbers_of(one)}

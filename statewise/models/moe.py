@@ -17,6 +17,7 @@ from statewise.kernels.linear import linear
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.models.mlp import MLP, MLPConfig
+from statewise.models.quantised import matrices_of
 from statewise.precision import full_precision
 
 ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
@@ -176,7 +177,7 @@ class Experts(nn.Module):
 
     def maps(self) -> list[tuple[Tensor, Tensor]]:
         """The two of each expert. Their gradients are put together once, and not for each expert."""
-        return list(zip(self.in_proj.unbind(), self.out_proj.unbind()))
+        return list(zip(matrices_of(self.in_proj), matrices_of(self.out_proj)))
 
     def expert(self, x: Tensor, into: Tensor, out: Tensor) -> Tensor:
         """What the one with these maps makes of x (steps, d)."""

@@ -106,8 +106,8 @@ class _Part(Blocks):
 
 class QuantisedTensor(Tensor):
     """float32 numbers (rows, columns) that are held as ``blocks``, or several matrices of as many rows each, one below
-    the other there: (n, rows, columns). Every operation on it gets a plain tensor, made for it alone; but an embedding
-    gets its rows, and one of several matrices is quantised too. It has no gradient, and nothing can be written to it.
+    the other there: (n, rows, columns). Every operation on it gets a plain tensor, made for it alone; an
+    embedding gets its rows. It has no gradient, and nothing can be written to it.
 
     n:       of the matrices; None: one, and no axis for it
     Cost:    of an operation the memory of the matrix in float32, and the time to unpack it
@@ -161,9 +161,6 @@ class QuantisedTensor(Tensor):
         kwargs = kwargs or {}
         if func in (aten.detach.default, aten.clone.default, aten.alias.default):
             return QuantisedTensor(args[0].blocks, args[0].n)
-        if func in (aten.unbind.int, aten.select.int) and args[0].ndim == 3 and (*args, 0)[1] == 0:
-            every = args[0].matrices()
-            return every if func is aten.unbind.int else every[args[2]]
         if func is aten.embedding.default and isinstance(args[0], QuantisedTensor):
             return args[0].blocks.widened(args[1])
         if func._schema.is_mutable and isinstance(args[0], QuantisedTensor):
@@ -177,6 +174,11 @@ class QuantisedTensor(Tensor):
 def _again(blocks: Blocks, n: int | None, is_parameter: bool) -> Tensor:
     made = QuantisedTensor(blocks, n)
     return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+def matrices_of(weight: Tensor) -> Sequence[Tensor]:
+    """Those of (n, rows, columns), each by itself, as quantised as the whole."""
+    return weight.matrices() if isinstance(weight, QuantisedTensor) else weight.unbind()
 
 
 def require_plain(model: nn.Module, what: str) -> None:

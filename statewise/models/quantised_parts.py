@@ -25,8 +25,8 @@ def stack_rows(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Several matrices (n, rows, columns) of each part: the rows of the first one in each part, then those of the second
-    in each, and so on; plain if any of them is.
+    """Several matrices (n, rows, columns) of each part: the rows of the first one in each part, then those of the
+    second in each, and so on; plain if any of them is.
 
     >>> side_by_side([torch.ones(3, 1, 2), torch.zeros(3, 2, 2)]).shape
     torch.Size([3, 3, 2])

@@ -265,7 +265,9 @@ def test_the_table_of_the_page(row: str, folder: Path) -> None:
         return
     assert llama_cpp == "no"
     for name in ROWS[row]:
-        with pytest.raises(CheckpointError, match="has no architecture of its own for this model, which transformers calls"):
+        with pytest.raises(
+            CheckpointError, match="has no architecture of its own for this model, which transformers calls"
+        ):
             write_model((model := loaded(saved(EVERY[name], folder))).config, stored_tensors(model))
 
 

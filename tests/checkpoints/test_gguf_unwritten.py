@@ -36,8 +36,8 @@ def test_llama_cpp_has_no_such_architecture(kind: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         save_as(model, tmp_path / "model.gguf", "gguf")
     said = (
-        f"llama.cpp has no architecture of its own for this model, which transformers calls {kind}; write it as 'transformers', or "
-        "in Statewise's own format"
+        f"llama.cpp has no architecture of its own for this model, which transformers calls {kind}; write it "
+        "as 'transformers', or in Statewise's own format"
     )
     assert str(caught.value).endswith(said)
     assert "\n" not in str(caught.value)
@@ -55,7 +55,9 @@ def test_heads_of_two_widths(name: str, other: str, tmp_path: Path) -> None:
         else block
         for block in plain.blocks
     )
-    message = f"needs heads whose values are as wide as their keys; layers.. has d_key=32 and d_value=16: {other} Statewise"
+    message = (
+        f"needs heads whose values are as wide as their keys; layers.. has d_key=32 and d_value=16: {other} Statewise"
+    )
     with pytest.raises(CheckpointError, match=message) as caught:
         save_as(replace(plain, layers=layers).build(), tmp_path / "model.gguf", "gguf")
     assert "\n" not in str(caught.value)

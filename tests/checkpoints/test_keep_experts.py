@@ -22,7 +22,7 @@ from statewise.decoding import Decoder
 from statewise.errors import CheckpointError
 from statewise.models.language_model import LanguageModel
 from statewise.models.moe import Experts
-from statewise.models.quantised import QuantisedTensor
+from statewise.models.quantised import QuantisedTensor, matrices_of
 from statewise.models.quantised_parts import KeysAndValues
 
 gguf = pytest.importorskip("gguf")
@@ -32,8 +32,8 @@ TOKENS = torch.arange(12)[None] * 7 % 260
 WIDE = {  # experts of a hidden width that is no multiple of 16 rows; and of whole blocks of the K types
     "lfm2moe": {"moe_intermediate_size": 40, "layer_types": ["conv", FULL], "num_hidden_layers": 2},
     "qwen3next": {"layer_types": [LINEAR, FULL], "num_hidden_layers": 2, "hidden_size": 256},
-    "nemotron_h_moe": {"layers_block_type": [LINEAR, "moe"], "moe_intermediate_size": 256, "hidden_size": 256},
-    "nemotron_h_moe, latent": {"layers_block_type": [LINEAR, "moe"]},
+    "nemotron_h_moe": {"layers_block_type": [LINEAR, "moe", FULL], "moe_intermediate_size": 256, "hidden_size": 256},
+    "nemotron_h_moe, latent": {"layers_block_type": [LINEAR, "moe", FULL]},
     "kimi-linear": {"layer_types": [FULL, LINEAR], "num_hidden_layers": 2, "qk_nope_head_dim": 32},
 }
 
@@ -108,7 +108,7 @@ def test_experts_are_kept(name: str, kind: str, tmp_path: Path) -> None:
         names.pop()
     wide, kept = check(path, names)
     experts = experts_of(kept)[0]
-    first = experts.in_proj[1]
+    first = matrices_of(experts.in_proj)[1]
     assert isinstance(first, QuantisedTensor)
     assert torch.equal(first.widened(), experts_of(wide)[0].in_proj[1])
     assert first.blocks.n_bytes * len(experts.in_proj) == experts.in_proj.blocks.n_bytes  # type: ignore[attr-defined]
@@ -125,7 +125,9 @@ def test_gates_and_values_of_several_types(kinds: tuple[str, ...], tmp_path: Pat
     path = in_types("qwen3next", tmp_path / "model.gguf", *kinds)
     wide, kept = both(path)
     names = [
-        name for name, p in kept.named_parameters() if name.endswith("experts.in_proj") and isinstance(p, QuantisedTensor)
+        name
+        for name, p in kept.named_parameters()
+        if name.endswith("experts.in_proj") and isinstance(p, QuantisedTensor)
     ]
     assert len(names) == 2
     assert torch.equal(logits(kept), logits(wide))
@@ -188,7 +190,9 @@ def test_parts_of_other_shapes_are_refused(tmp_path: Path) -> None:
     tensors["blk.1.ffn_up_exps.weight"] = stored._replace(shape=(5, 40, 64), data=stored.data[:5])
     write_file(tmp_path / "changed.gguf", file.metadata, tensors)
     for keeps in (False, True):
-        with pytest.raises(CheckpointError, match=r"ffn_up_exps\.weight has shape \(5, 40, 64\), expected \(6, 40, 64\)"):
+        with pytest.raises(
+            CheckpointError, match=r"ffn_up_exps\.weight has shape \(5, 40, 64\), expected \(6, 40, 64\)"
+        ):
             sw.load(tmp_path / "changed.gguf", keep_quantised=keeps)
 
 

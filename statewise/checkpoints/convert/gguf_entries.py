@@ -125,8 +125,8 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     architecture = next((name for name, kind in ARCHITECTURES.items() if type(mixer) is kind), None)
     if architecture is None:
         raise CheckpointError(
-            f"llama.cpp has no architecture with layers of {type(mixer).__name__.removesuffix('Config')}, as layers[0] is; "
-            "keep the model in Statewise's own format"
+            f"llama.cpp has no architecture with layers of {type(mixer).__name__.removesuffix('Config')}, as layers[0] "
+            "is; keep the model in Statewise's own format"
         )
     for field, found, needed in _needs(config, architecture):
         if found != needed:

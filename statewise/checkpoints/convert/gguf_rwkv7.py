@@ -31,12 +31,12 @@ from statewise.models.language_model import LanguageModelConfig
 RWKV7 = "rwkv7"
 WHAT = f"GGUF's {RWKV7}"
 CONTEXT_LENGTH = 2**20  # as llama.cpp's converter has it: there is no bound
-HEAD_WIDTH = 64  # of which llama.cpp's kernels need multiples: so many numbers do they take at once
+HEAD_WIDTH = 64  # of which llama.cpp needs multiples: its loops take so many numbers at once, and compute others wrong
 RANKS = {"w": "attention.decay_lora_rank", "a": "attention.iclr_lora_rank", "g": "attention.gate_lora_rank"}
 VALUE_RANK = "attention.value_residual_mix_lora_rank"
 IDLE = ("context_length", "vocab_size", "attention.head_count", "attention.head_count_kv")
 MAPS = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-# Small networks stay in float32, where llama.cpp's own quantiser leaves them; and what inputs are mixed with, it reads so
+# Small networks stay in float32, as llama.cpp's own quantiser leaves them; and what inputs are mixed with, it reads so
 FLOAT32 = ("time_mix_lerp_fused.weight", *(f"time_mix_{letter}{n}.weight" for letter in NETS for n in "12"))
 
 
@@ -79,8 +79,8 @@ def write_rwkv7(config: LanguageModelConfig) -> dict[str, Value]:
         raise CheckpointError(f"{WHAT} has a head of its own; this model has tie_embeddings=True")
     if sizes.d_head % HEAD_WIDTH:
         raise CheckpointError(
-            f"llama.cpp computes RWKV-7 with heads as wide as {HEAD_WIDTH} or a multiple of it; those of this model have "
-            f"d_head={sizes.d_head}: write it as 'rwkv', as 'fla', or in Statewise's own format"
+            f"llama.cpp computes RWKV-7 with heads as wide as {HEAD_WIDTH} or a multiple of it; those of this model "
+            f"have d_head={sizes.d_head}: write it as 'rwkv', as 'fla', or in Statewise's own format"
         )
     require_same(replace(sizes, head_eps=HEAD_NORM_EPS).config(WHAT), config, WHAT)
     values: dict[str, Value] = {

@@ -33,8 +33,8 @@ def unwritten(config: LanguageModelConfig, plain: CheckpointError, hybrid: Check
         mixer = block.mixer
         if isinstance(mixer, (GatedDeltaNetConfig, KDAConfig)) and mixer.d_key != mixer.d_value:
             return CheckpointError(
-                f"llama.cpp needs heads whose values are as wide as their keys; layers[{i}] has d_key={mixer.d_key} and "
-                f"d_value={mixer.d_value}: {other} in Statewise's own format"
+                f"llama.cpp needs heads whose values are as wide as their keys; layers[{i}] has d_key={mixer.d_key} "
+                f"and d_value={mixer.d_value}: {other} in Statewise's own format"
             )
     is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config}
     return plain if is_plain or not str(hybrid) else hybrid
