@@ -205,7 +205,7 @@ def test_every_type(kind: str, tmp_path: Path) -> None:
         known, found = (Decoder(model)(token)[0] for model in (wide, kept))  # type: ignore[arg-type]
         assert known is not None
         assert found is not None
-        assert (found - known).abs().max() < 1e-3 * known.abs().max()
+        assert (found - known).abs().max() < 4e-3 * known.abs().max()  # x is rounded to 16 bits
 
 
 def test_small_networks_stay_in_float32(tmp_path: Path) -> None:
