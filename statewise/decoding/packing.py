@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,7 +169,7 @@ def pack_experts(weight: Tensor, precision: str, group: int | None = None, *, tu
     for number, expert in enumerate(matrices_of(weight)):
         one = _pack_expert(expert.detach(), precision, group, turns)
         if whole is None:
-            rooms = {name: _room(x, n_experts) for name, x in _numbers_of(one)}
+            rooms: dict[str, Any] = {name: _room(x, n_experts) for name, x in _numbers_of(one)}
             whole = replace(one, n_rows=n_rows if turns == 1 else one.n_rows, **rooms)
         blocks = slice(number * len(one.data), (number + 1) * len(one.data))
         for name, x in _numbers_of(one):

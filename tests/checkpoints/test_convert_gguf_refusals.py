@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "flag": (r"dt_b_c_rms=1; expected true or false", lambda m, _: m.update({"mamba.ssm.dt_b_c_rms": 1})),
     "width": (r"inner_size=17; expected a multiple", lambda m, _: m.update({"mamba.ssm.inner_size": 17})),
     "architecture": (
-        r"architecture llama with tensors in F32; Statewise reads mamba, mamba2, rwkv7, gpt2, gptneox, .*, kimi-linear$",
+        r"architecture llama with tensors in F32; Statewise reads mamba, mamba2, rwkv7, gpt2, .*, kimi-linear$",
         lambda m, _: m.update({"general.architecture": "llama"}),
     ),
 }

@@ -153,7 +153,8 @@ def test_llama_cpp_goes_on_with_the_same_tokens(d_head: int, stored: str, tmp_pa
     from statewise.benchmark.peers.llama_cpp import LlamaCpp
 
     path = write(build(d_head=d_head), tmp_path / "model.gguf", type=stored)
-    model, theirs = sw.load(path), LlamaCpp.of_file(path, 1, 64)
+    model: Any = sw.load(path)
+    theirs = LlamaCpp.of_file(path, 1, 64)
     known, found = ours(model)[-1], theirs.read(TOKENS)
     scale = np.abs(known).max()
     tolerance = {"F32": 1e-4, "F16": 4e-3}.get(stored, 8e-2)
@@ -260,12 +261,13 @@ def test_a_file_that_does_not_fit_is_refused_by_name(message: str, tmp_path: Pat
 
 
 FIRST = build(n_layers=1).config.blocks
+MIXER: Any = FIRST[0].mixer
 UNWRITTEN: dict[str, dict[str, Any]] = {
     "heads as wide as 64 or a multiple of it; those of this model have d_head=16": {"d_head": 16},
     "norms its embedding; this model has embedding_norm=None": {"embedding_norm": None},
     "a head of its own; this model has tie_embeddings=True": {"tie_embeddings": True},
     "time and channel mixing in turn, and layers.1. is not ChannelMixConfig": {"layers": (FIRST[0],) * 2},
-    "norm_eps": {"layers": (replace(FIRST[0], mixer=replace(FIRST[0].mixer, norm_eps=1e-3)), FIRST[1])},
+    "norm_eps": {"layers": (replace(FIRST[0], mixer=replace(MIXER, norm_eps=1e-3)), FIRST[1])},
     "embedding_scale": {"embedding_scale": 2.0},
 }
 

@@ -55,7 +55,7 @@ def test_heads_of_two_widths(name: str, other: str, tmp_path: Path) -> None:
         else block
         for block in plain.blocks
     )
-    message = rf"needs heads whose values are as wide as their keys; layers\[.\] has d_key=32 and d_value=16: {other} Statewise"
+    message = rf"values are as wide as their keys; layers\[.\] has d_key=32 and d_value=16: {other} Statewise"
     with pytest.raises(CheckpointError, match=message) as caught:
         save_as(replace(plain, layers=layers).build(), tmp_path / "model.gguf", "gguf")
     assert "\n" not in str(caught.value)

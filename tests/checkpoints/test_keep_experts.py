@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ gguf = pytest.importorskip("gguf")
 from gguf.quants import quantize  # noqa: E402
 
 TOKENS = torch.arange(12)[None] * 7 % 260
-WIDE = {  # experts of a hidden width that is no multiple of 16 rows; and of whole blocks of the K types
+WIDE: dict[
+    str, dict[str, Any]
+] = {  # experts of a hidden width that is no multiple of 16 rows; and of whole blocks of the K types
     "lfm2moe": {"moe_intermediate_size": 40, "layer_types": ["conv", FULL], "num_hidden_layers": 2},
     "qwen3next": {"layer_types": [LINEAR, FULL], "num_hidden_layers": 2, "hidden_size": 256},
     "nemotron_h_moe": {"layers_block_type": [LINEAR, "moe", FULL], "moe_intermediate_size": 256, "hidden_size": 256},
@@ -87,7 +90,8 @@ def check(path: Path, names: list[str]) -> tuple[LanguageModel, LanguageModel]:
 def steps(wide: LanguageModel, kept: LanguageModel) -> tuple[Decoder, Decoder]:
     decoder, exact = Decoder(kept), Decoder(wide)
     assert decoder.weights == "stored"
-    state, other = decoder.initial_state(1), exact.initial_state(1)
+    state: Any = decoder.initial_state(1)
+    other: Any = exact.initial_state(1)
     for token in TOKENS[0]:
         found, state = decoder(token[None], state)
         known, other = exact(token[None], other)
@@ -147,15 +151,15 @@ def test_maps_to_keys_and_values_are_kept(kinds: tuple[str, ...], tmp_path: Path
     """The file has those to keys from the right: the step multiplies with them as they are."""
     path = in_types("kimi-linear", tmp_path / "model.gguf", *kinds)
     wide, kept = both(path)
-    weight = kept.blocks[0].mixer.up_proj.weight
+    mixers: list[Any] = [model.blocks[0].mixer for model in (kept, wide)]
+    weight, plain = (mixer.up_proj.weight for mixer in mixers)
     assert isinstance(weight, QuantisedTensor)
     assert isinstance(weight.blocks, KeysAndValues)
-    plain = wide.blocks[0].mixer.up_proj.weight
     assert torch.equal(weight.widened(), plain)
     for rows in (slice(0, 5), slice(31, 50), slice(40, 200), slice(None), slice(7, 7)):
         assert torch.equal(weight.blocks.widened(rows), plain[rows])
     assert torch.equal(weight.blocks.widened(torch.tensor([[3, 60]])), plain[torch.tensor([[3, 60]])])
-    d_value = kept.config.blocks[0].mixer.d_value  # type: ignore[union-attr]
+    d_value = mixers[0].config.d_value
     values = weight.blocks.integers(slice(32, 32 + d_value)).weight()
     torch.testing.assert_close(values, plain[32 : 32 + d_value].detach(), rtol=1e-6, atol=1e-9)
     assert torch.equal(logits(kept), logits(wide))
