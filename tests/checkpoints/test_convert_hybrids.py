@@ -266,7 +266,7 @@ def test_the_table_of_the_page(row: str, folder: Path) -> None:
     assert llama_cpp == "no"
     for name in ROWS[row]:
         with pytest.raises(
-            CheckpointError, match="has no architecture of its own for this model, which transformers calls"
+            CheckpointError, match=r"no architecture of its own for this model|hybrids have layers of attention"
         ):
             write_model((model := loaded(saved(EVERY[name], folder))).config, stored_tensors(model))
 

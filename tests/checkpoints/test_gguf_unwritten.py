@@ -66,3 +66,13 @@ def test_layers_that_nobody_else_has(tmp_path: Path) -> None:
     message = "no architecture with layers of S4D, as layers.0. is; keep the model in Statewise's own format"
     with pytest.raises(CheckpointError, match=message):
         save_as(model, tmp_path / "model.gguf", "gguf")
+
+
+def test_hybrids_without_attention(tmp_path: Path) -> None:
+    layer = sw.BlockConfig(mixer=sw.Mamba2Config(d_head=8), mlp=sw.MLPConfig(activation="silu", gated=True, bias=False))
+    model = sw.LanguageModelConfig(vocab_size=20, d_model=16, layers=(layer,) * 2).build()
+    message = (
+        "hybrids have layers of attention, and this model has none: write it as 'transformers', or in Statewise's own"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        save_as(model, tmp_path / "model.gguf", "gguf")

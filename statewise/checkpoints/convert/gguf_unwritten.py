@@ -9,9 +9,13 @@ from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
 from statewise.mixers.kimi_delta_attention import KDAConfig
+from statewise.mixers.latent_attention import LatentAttentionConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.parallel import ParallelMixersConfig
 from statewise.models.language_model import LanguageModelConfig
+
+ATTENTION: set[type] = {AttentionConfig, LatentAttentionConfig, ParallelMixersConfig}
 
 
 def unwritten(config: LanguageModelConfig, plain: CheckpointError, hybrid: CheckpointError) -> CheckpointError:
@@ -20,7 +24,8 @@ def unwritten(config: LanguageModelConfig, plain: CheckpointError, hybrid: Check
     plain: of the architectures with one kind of layer; hybrid: of those with several, empty if none has its layers
     """
     kinds = {type(block.mixer) for block in config.blocks if block.mixer is not None}
-    if kinds <= {AttentionConfig}:
+    is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config}
+    if kinds <= {AttentionConfig} or (is_plain and all(block.mlp is None for block in config.blocks)):
         return plain
     families = [family.model_type for family in every_family() if _has(family, config)]
     other = "write it as 'transformers', or" if families else "keep it"
@@ -36,7 +41,10 @@ def unwritten(config: LanguageModelConfig, plain: CheckpointError, hybrid: Check
                 f"llama.cpp needs heads whose values are as wide as their keys; layers[{i}] has d_key={mixer.d_key} "
                 f"and d_value={mixer.d_value}: {other} in Statewise's own format"
             )
-    is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config}
+    if families and not kinds & ATTENTION:
+        return CheckpointError(
+            f"llama.cpp's hybrids have layers of attention, and this model has none: {other} in Statewise's own format"
+        )
     return plain if is_plain or not str(hybrid) else hybrid
 
 
