@@ -140,5 +140,5 @@ def _mixed(theirs: str, ours: str, d_model: int) -> Entry:
 
 
 def _first(theirs: list[str], ours: str) -> Entry:
-    """Of several tensors the first, which is written as all of them."""
+    """The first of several tensors, which is written as all of them."""
     return Entry(tuple(theirs), (ours,), lambda tensor, *_: tensor, lambda tensor: (tensor,) * len(theirs))

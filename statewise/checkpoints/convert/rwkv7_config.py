@@ -64,7 +64,7 @@ class Sizes:
 
 
 def sizes_of(config: LanguageModelConfig) -> Sizes:
-    """Of a model whose layers are :func:`in_turn`."""
+    """The sizes of a model whose layers are :func:`in_turn`."""
     time, channels, last = config.blocks[0].mixer, config.blocks[1].mixer, config.blocks[-2].mixer
     assert isinstance(time, RWKV7Config)
     assert isinstance(last, RWKV7Config)
