@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +259,19 @@ def test_a_file_that_does_not_fit_is_refused_by_name(message: str, tmp_path: Pat
     with pytest.raises(CheckpointError, match=message) as caught:
         read(tmp_path / "changed.gguf")
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_any_numbers_is_read_or_refused(tmp_path: Path) -> None:
+    """Also where it claims ranks of 2**31: no other error, and no memory for them."""
+    file = read_file(write(build(), tmp_path / "model.gguf"))
+    numbers = [key for key, value in file.metadata.items() if type(value) is int and key.startswith("rwkv7.")]
+    tensors = {key: file.read(key) for key in file.tensors}
+    for key in numbers:
+        for value in (0, 7, 2**20, 2**31 - 1):
+            write_file(tmp_path / "changed.gguf", file.metadata | {key: value}, tensors)
+            with contextlib.suppress(CheckpointError):
+                read_gguf(tmp_path / "changed.gguf")
+            (tmp_path / "changed.gguf").unlink()
 
 
 FIRST = build(n_layers=1).config.blocks
