@@ -41,6 +41,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32},
     ),
     "lfm2": ("lfm2", SMALL | {"layer_types": ["conv", FULL, "conv", "conv"], "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": (
+        "lfm2_moe",
+        SMALL
+        | {"layer_types": ["conv", FULL, "conv", FULL], "num_dense_layers": 1, "num_experts": 6}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
     "falcon-h1": ("falcon_h1", FALCON),
     "falcon-h1, norm, tied": (
         "falcon_h1",

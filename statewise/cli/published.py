@@ -107,10 +107,12 @@ def stored_memory(headers: Headers, model: Model) -> dict[str, int]:
     kept = stored = 0
     for name, shape in headers.shapes.items():
         kind, n = headers.types[name], math.prod(shape)
-        form = QUANTISATIONS.get(kind) if len(shape) == 2 else None
+        form = QUANTISATIONS.get(kind) if len(shape) in (2, 3) else None
         kept += n * 4 if form is None else round(n * bits(kind) / 8)
         width = 0.0 if form is None else int(form.packed[3:]) / 8 + 4 * (1 + form.offset) / form.group
-        stored += n * 4 if form is None else round(math.ceil(shape[0] / 16) * 16 * shape[1] * width)
+        stored += (
+            n * 4 if form is None else round(math.prod(shape[:-2]) * math.ceil(shape[-2] / 16) * 16 * shape[-1] * width)
+        )
     if not any(kind in QUANTISATIONS for kind in headers.types.values()):
         return {}
     return {"kept": kept, "stored": stored} if "int8" in memory(model) else {"kept": kept}

@@ -10,7 +10,7 @@ from statewise.decoding.operands import BLOCK, ActivationKind, Place, RouterKind
 from statewise.decoding.packing import pack, pack_experts
 from statewise.decoding.parts import emit_add, emit_affine, emit_cleared, emit_mlp
 from statewise.decoding.program import Program
-from statewise.models.moe import ROUTERS, SMALLEST_SUM, MoE, MoEConfig
+from statewise.models.moe import ROUTERS, MoE, MoEConfig
 
 
 def emit_moe(program: Program, moe: MoE, x: Place, residual: Place) -> None:
@@ -67,7 +67,7 @@ def _emit_route(program: Program, config: MoEConfig, bias: Tensor | None, scores
         n_groups=config.n_groups,
         n_groups_active=config.n_groups_active,
         normalize=config.normalize,
-        smallest=SMALLEST_SUM,
+        smallest=float(config.normalize_eps),
         scale=float(config.route_scale),
         bias=bias,
         scores=scores,

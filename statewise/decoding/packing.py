@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from statewise.decoding.operands import BLOCK, TILE, Matrix, Precision
 from statewise.errors import InputError
-from statewise.models.quantised import QuantisedTensor
+from statewise.models.quantised import Blocks, Integers, QuantisedTensor, matrices_of
 from statewise.native.memory import in_huge_pages
 
 PRECISIONS = tuple(precision.name.lower() for precision in Precision)
@@ -145,7 +147,8 @@ def pack(weight: Tensor, precision: str, group: int | None = None) -> Packed:
     n_rows, n_columns = weight.shape
     if precision == STORED:
         if isinstance(weight, QuantisedTensor):
-            return _pack_stored(weight)
+            blocks = weight.blocks
+            return _pack_integers(blocks, n_rows, ((rows.start, blocks.integers(rows)) for rows in blocks.pieces()))
         precision = "bfloat16" if weight.dtype == torch.bfloat16 else "float32"
     if precision in LARGEST:
         quantised = quantise(weight, precision, group)
@@ -161,24 +164,39 @@ def pack_experts(weight: Tensor, precision: str, group: int | None = None, *, tu
 
     turns: parts that each expert's rows are in, of which blocks lie in turns: 2 for gates and the values beside them
     """
-    n_experts, n_rows, n_columns = weight.shape
-    in_blocks = -(-n_rows // turns // BLOCK) * BLOCK
+    n_experts, n_rows, _ = weight.shape
     whole: Packed | None = None
-    for number in range(n_experts):
-        parts = weight[number].detach().unflatten(0, (turns, n_rows // turns))
-        parts = torch.nn.functional.pad(parts, (0, 0, 0, in_blocks - n_rows // turns))
-        rows = parts.unflatten(1, (-1, BLOCK)).transpose(0, 1).reshape(-1, n_columns)
-        one = pack(rows, precision, group)
+    for number, expert in enumerate(matrices_of(weight)):
+        one = _pack_expert(expert.detach(), precision, group, turns)
         if whole is None:
-            scales = None if one.scales is None else _room(one.scales, n_experts)
-            n_rows_of_one = n_rows if turns == 1 else one.n_rows
-            whole = replace(one, data=_room(one.data, n_experts), scales=scales, n_rows=n_rows_of_one)
+            rooms: dict[str, Any] = {name: _room(x, n_experts) for name, x in _numbers_of(one)}
+            whole = replace(one, n_rows=n_rows if turns == 1 else one.n_rows, **rooms)
         blocks = slice(number * len(one.data), (number + 1) * len(one.data))
-        whole.data[blocks] = one.data
-        if whole.scales is not None and one.scales is not None:
-            whole.scales[blocks] = one.scales
+        for name, x in _numbers_of(one):
+            getattr(whole, name)[blocks] = x
     assert whole is not None  # there is an expert
     return whole
+
+
+def _pack_expert(weight: Tensor, precision: str, group: int | None, turns: int) -> Packed:
+    if precision != STORED or not isinstance(weight, QuantisedTensor):
+        return pack(_in_turns(weight, turns), precision, group)
+    found = weight.blocks.integers(slice(None))
+    offsets = None if found.offsets is None else _in_turns(found.offsets, turns)
+    turned = found._replace(q=_in_turns(found.q, turns), scales=_in_turns(found.scales, turns), offsets=offsets)
+    return _pack_integers(weight.blocks, len(turned.q), [(0, turned)])
+
+
+def _in_turns(x: Tensor, turns: int) -> Tensor:
+    """(rows, n) -> the parts of the rows, each filled up to whole blocks, of which blocks lie in turns."""
+    parts = x.unflatten(0, (turns, len(x) // turns))
+    parts = torch.nn.functional.pad(parts, (0, 0, 0, -parts.shape[1] % BLOCK))
+    return parts.unflatten(1, (-1, BLOCK)).transpose(0, 1).reshape(-1, x.shape[1])
+
+
+def _numbers_of(packed: Packed) -> list[tuple[str, Tensor]]:
+    named = (("data", packed.data), ("scales", packed.scales), ("offsets", packed.offsets))
+    return [(name, x) for name, x in named if x is not None]
 
 
 def _room(x: Tensor, n_times: int) -> Tensor:
@@ -186,20 +204,19 @@ def _room(x: Tensor, n_times: int) -> Tensor:
     return in_huge_pages(x.new_zeros(n_times * len(x), *x.shape[1:]))
 
 
-def _pack_stored(weight: QuantisedTensor) -> Packed:
-    blocks = weight.blocks
-    (n_rows, n_columns), group, precision = blocks.shape, blocks.group, f"int{blocks.bits}"
+def _pack_integers(form: Blocks, n_rows: int, pieces: Iterable[tuple[int, Integers]]) -> Packed:
+    """form: of all numbers; pieces: rows from there on, which but for the last are whole blocks"""
+    n_columns, group, precision = form.shape[1], form.group, f"int{form.bits}"
     n_groups = -(-n_columns // group)
     words, dtype = (n_columns + WORD - 1) // WORD, torch.int32 if precision == "int4" else torch.int16
     data = _zeros(n_rows, words if precision == "int4" else words * WORD // 2, dtype)
     scales = _zeros(n_rows, n_groups, torch.float32)
-    offsets = _zeros(n_rows, n_groups, torch.float32) if blocks.has_offsets else None
-    for rows in blocks.pieces():
-        integers = blocks.integers(rows)
-        _put(data, rows.start, _numbers(integers.q, precision, 0 if blocks.has_offsets else WORD))
-        _put(scales, rows.start, integers.scales)
+    offsets = _zeros(n_rows, n_groups, torch.float32) if form.has_offsets else None
+    for first, integers in pieces:
+        _put(data, first, _numbers(integers.q, precision, 0 if form.has_offsets else WORD))
+        _put(scales, first, integers.scales)
         if offsets is not None and integers.offsets is not None:
-            _put(offsets, rows.start, integers.offsets)
+            _put(offsets, first, integers.offsets)
     return Packed(data, scales, precision, n_rows, n_columns, group, offsets)
 
 

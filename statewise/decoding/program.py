@@ -31,6 +31,7 @@ from statewise.decoding.operands import (
 )
 from statewise.decoding.packing import Packed, pack
 from statewise.errors import InputError
+from statewise.models.quantised_parts import some_rows
 
 Field = int | Tensor  # a tensor stands for its address, which a copy or another process has elsewhere
 DTYPES = {"const float": torch.float32, "const double": torch.float64}
@@ -47,7 +48,8 @@ class Weights:
     def pack(self, weight: Tensor, rows: slice | None = None) -> Packed:
         """rows: of the weight, which alone are meant; their numbers are those that the whole would have."""
         key = id(weight) if rows is None else (id(weight), rows.start, rows.stop)
-        return self.kept(key, lambda: pack(weight if rows is None else weight[rows], self.precision, self.group))
+        part = weight if rows is None else some_rows(weight, rows)
+        return self.kept(key, lambda: pack(part, self.precision, self.group))
 
     def kept(self, key: Hashable, make: Callable[[], Packed]) -> Packed:
         """What has been made of a weight of the model, or is made of it now. key: its ``id``, and which part it is"""

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration import Config
-from statewise.configuration.types import Count, OneOf, Positive
+from statewise.configuration.types import Count, NonNegative, OneOf, Positive
 from statewise.errors import ConfigError
 from statewise.kernels.batching import may_read, stacked
 from statewise.kernels.linear import linear
 from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.models.mlp import MLP, MLPConfig
+from statewise.models.quantised import matrices_of
 from statewise.precision import full_precision
 
 ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
 IN_A_GROUP = 2  # scores of a group's best experts, of which the sum is the group's
-SMALLEST_SUM = 1e-20  # added to what sigmoid weights are divided by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class MoEConfig(Config):
     router:          the weights of the chosen experts: "softmax" of all scores, then the largest of them;
                      "softmax_chosen", the largest scores, then their softmax; "sigmoid" of each score
     normalize:       the weights of the chosen are divided by their sum; not with "softmax_chosen", where it is 1
+    normalize_eps:   is added to that sum
     route_scale:     by which the weights are multiplied
     correction_bias: each expert has a number that is added to its sigmoid where experts are chosen, and not where they
                      are weighted; it is a buffer, which no gradient reaches
@@ -55,6 +56,7 @@ class MoEConfig(Config):
     gated: bool = True
     router: Annotated[str, OneOf(ROUTERS)] = "softmax"
     normalize: bool = False
+    normalize_eps: NonNegative = 1e-20
     route_scale: Positive = 1.0
     correction_bias: bool = False
     n_groups: Count = 1
@@ -126,7 +128,7 @@ class Router(nn.Module):
         chosen = asked.topk(config.n_active, -1).indices
         weights = every.gather(-1, chosen)
         if config.normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST_SUM)
+            weights = weights / (weights.sum(-1, keepdim=True) + config.normalize_eps)
         return Routes(weights * config.route_scale, chosen)
 
     def _in_best_groups(self, asked: Tensor) -> Tensor:
@@ -175,7 +177,7 @@ class Experts(nn.Module):
 
     def maps(self) -> list[tuple[Tensor, Tensor]]:
         """The two of each expert. Their gradients are put together once, and not for each expert."""
-        return list(zip(self.in_proj.unbind(), self.out_proj.unbind()))
+        return list(zip(matrices_of(self.in_proj), matrices_of(self.out_proj)))
 
     def expert(self, x: Tensor, into: Tensor, out: Tensor) -> Tensor:
         """What the one with these maps makes of x (steps, d)."""
@@ -275,6 +277,7 @@ def moe_reference(moe: MoE, x: Tensor) -> Tensor:
         may = [e for e in range(config.n_experts) if e // size in best]
         chosen = sorted(may, key=asked.__getitem__)[-config.n_active :]
         divisor = every[chosen].sum() if config.normalize or config.router == "softmax_chosen" else 1.0
+        divisor = divisor + config.normalize_eps * config.normalize
         read = step
         if config.d_latent is not None:
             read = weight["latent_in.weight"] @ step + weight.get("latent_in.bias", 0.0)

@@ -67,39 +67,92 @@ class Blocks(ABC):
         for first in range(0, self.shape[0], n_rows):
             yield slice(first, min(first + n_rows, self.shape[0]))
 
+    def part(self, rows: slice) -> Blocks:
+        """These rows alone, which share the memory."""
+        return _Part(self, rows)
+
+    @property
+    def whole(self) -> Blocks:
+        """What holds the memory."""
+        return self
+
+
+class _Part(Blocks):
+    """Some rows of others' blocks, one behind the other."""
+
+    def __init__(self, blocks: Blocks, rows: slice) -> None:
+        self.blocks, (self.first, stop, _) = blocks, rows.indices(blocks.shape[0])
+        self.kind, self.shape = blocks.kind, (stop - self.first, blocks.shape[1])
+        self.n_bytes = blocks.n_bytes * self.shape[0] // max(1, blocks.shape[0])
+        self.bits, self.group, self.has_offsets = blocks.bits, blocks.group, blocks.has_offsets
+
+    def widened(self, rows: slice | Tensor) -> Tensor:
+        return self.blocks.widened(self._own(rows) if isinstance(rows, slice) else rows + self.first)
+
+    def integers(self, rows: slice) -> Integers:
+        return self.blocks.integers(self._own(rows))
+
+    def are_finite(self) -> bool:
+        return self.blocks.are_finite()
+
+    @property
+    def whole(self) -> Blocks:
+        return self.blocks.whole
+
+    def _own(self, rows: slice) -> slice:
+        start, stop, _ = rows.indices(self.shape[0])
+        return slice(self.first + start, self.first + stop)
+
 
 class QuantisedTensor(Tensor):
-    """float32 numbers (rows, columns) that are held as ``blocks``. Every operation on it gets a plain tensor, made for
-    it alone; an embedding gets its rows. It has no gradient, and nothing can be written to it.
+    """float32 numbers (rows, columns) that are held as ``blocks``, or several matrices of as many rows each, one below
+    the other there: (n, rows, columns). Every operation on it gets a plain tensor, made for it alone; an
+    embedding gets its rows. It has no gradient, and nothing can be written to it.
 
+    n:       of the matrices; None: one, and no axis for it
     Cost:    of an operation the memory of the matrix in float32, and the time to unpack it
     """
 
     blocks: Blocks
 
     @staticmethod
-    def __new__(cls, blocks: Blocks) -> QuantisedTensor:
+    def __new__(cls, blocks: Blocks, n: int | None = None) -> QuantisedTensor:
+        n_rows, n_columns = blocks.shape
         made: QuantisedTensor = Tensor._make_wrapper_subclass(
-            cls, blocks.shape, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
+            cls,
+            blocks.shape if n is None else (n, n_rows // n, n_columns),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            requires_grad=False,
         )
         made.blocks = blocks
         return made
+
+    @property
+    def n(self) -> int | None:
+        return self.shape[0] if self.ndim == 3 else None
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantisedTensor({tuple(self.shape)}, {self.blocks.kind})"
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _again, (self.blocks, isinstance(self, nn.Parameter))
+        return _again, (self.blocks, self.n, isinstance(self, nn.Parameter))
 
     def __deepcopy__(self, memo: object) -> Tensor:
-        return _again(self.blocks, isinstance(self, nn.Parameter))
+        return _again(self.blocks, self.n, isinstance(self, nn.Parameter))
 
     def widened(self) -> Tensor:
         """A plain float32 tensor of the same values."""
         out = memory.empty(*self.blocks.shape, dtype=torch.float32)
         for rows in self.blocks.pieces():
             out[rows] = self.blocks.widened(rows)
-        return out
+        return out.view(self.shape)
+
+    def matrices(self) -> list[QuantisedTensor]:
+        """Those of several, each by itself."""
+        n_rows = self.shape[-2]
+        firsts = range(0, self.blocks.shape[0], n_rows)
+        return [QuantisedTensor(self.blocks.part(slice(first, first + n_rows))) for first in firsts]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -107,7 +160,7 @@ class QuantisedTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in (aten.detach.default, aten.clone.default, aten.alias.default):
-            return QuantisedTensor(args[0].blocks)
+            return QuantisedTensor(args[0].blocks, args[0].n)
         if func is aten.embedding.default and isinstance(args[0], QuantisedTensor):
             return args[0].blocks.widened(args[1])
         if func._schema.is_mutable and isinstance(args[0], QuantisedTensor):
@@ -118,9 +171,14 @@ class QuantisedTensor(Tensor):
         return func(*plain[0], **plain[1])
 
 
-def _again(blocks: Blocks, is_parameter: bool) -> Tensor:
-    made = QuantisedTensor(blocks)
+def _again(blocks: Blocks, n: int | None, is_parameter: bool) -> Tensor:
+    made = QuantisedTensor(blocks, n)
     return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+def matrices_of(weight: Tensor) -> Sequence[Tensor]:
+    """Those of (n, rows, columns), each by itself, as quantised as the whole."""
+    return weight.matrices() if isinstance(weight, QuantisedTensor) else weight.unbind()
 
 
 def require_plain(model: nn.Module, what: str) -> None:

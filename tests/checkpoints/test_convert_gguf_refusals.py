@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Tensor]], obje
     "flag": (r"dt_b_c_rms=1; expected true or false", lambda m, _: m.update({"mamba.ssm.dt_b_c_rms": 1})),
     "width": (r"inner_size=17; expected a multiple", lambda m, _: m.update({"mamba.ssm.inner_size": 17})),
     "architecture": (
-        r"architecture llama with tensors in F32; Statewise reads mamba, mamba2, gpt2, gptneox, .*, kimi-linear$",
+        r"architecture llama with tensors in F32; Statewise reads mamba, mamba2, rwkv7, gpt2, .*, kimi-linear$",
         lambda m, _: m.update({"general.architecture": "llama"}),
     ),
 }
@@ -176,7 +176,7 @@ UNWRITTEN: dict[str, dict[str, Any]] = {
     "head_pattern='multi_key'": {"layers": (Mamba2Config(d_head=8, head_pattern="multi_key"),)},
     "norm_groups=1": {"layers": (Mamba2Config(d_head=8, n_groups=2, norm_groups=1),)},
     "mixer.norm_eps=1e-06": {"layers": (Mamba2Config(d_head=8, norm_eps=1e-6),)},
-    "this one has S4DConfig": {"layers": (sw.S4DConfig(),)},
+    "no architecture with layers of S4D, as": {"layers": (sw.S4DConfig(),)},
 }
 
 

@@ -31,6 +31,22 @@ MODELS: dict[str, Case] = {
     ),
 }
 
+MOE: dict[str, Any] = SMALL | {"intermediate_size": 31, "moe_intermediate_size": 13, "num_experts": 5}
+MOE |= {"num_experts_per_tok": 2, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]}
+MODELS |= {
+    "lfm2_moe": ("lfm2_moe", MOE),
+    "lfm2_moe, no bias of experts": (
+        "lfm2_moe",
+        MOE | {"use_expert_bias": False, "num_dense_layers": 0, "tie_word_embeddings": False, "conv_bias": True},
+    ),
+    "lfm2_moe, options": (
+        "lfm2_moe",
+        MOE
+        | {"norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_experts_per_tok": 1, "conv_L_cache": 4}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "norm_eps": 1e-3},
+    ),
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -280,7 +280,7 @@ UNWRITTEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "a norm before the gate": ("falcon-h1", {"mamba_rms_norm": True}, "norm_before_gate"),
     "inner width": ("jamba", {"mamba_expand": 3}, "jamba cannot hold expand=3; it needs 2"),
     "no experts in some layers": ("qwen3next", {"mlp_only_layers": [1]}, "qwen3next"),
-    "other widths of values": ("qwen35", {"linear_value_head_dim": 16}, "expected ssm.time_step_rank times"),
+    "other widths of values": ("qwen35", {"linear_value_head_dim": 16}, "values are as wide as their keys"),
     "the least step size": ("nemotron_h", {"time_step_min": 0.05}, "dt_limit"),
     "weights that are not normed": ("kimi-linear", {"moe_renormalize": False}, "normalize"),
     "another activation": ("lfm2", {"conv_bias": True}, "bias"),

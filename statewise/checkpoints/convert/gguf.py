@@ -1,5 +1,5 @@
-"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, gpt2, gptneox and those of ``gguf_hybrids``,
-in the types of ``gguf_types``.
+"""llama.cpp's one-file format GGUF, for its architectures mamba, mamba2, rwkv7, gpt2, gptneox and those of
+``gguf_hybrids``, in the types of ``gguf_types``.
 
 The ``gguf`` package (extra ``gguf``) reads and writes it, and is imported when needed.
 """
@@ -25,6 +25,8 @@ from statewise.checkpoints.convert.gguf_entries import (
     read_config,
     write_model,
 )
+from statewise.checkpoints.convert.gguf_rwkv7 import FLOAT32 as RWKV7_FLOAT32
+from statewise.checkpoints.convert.gguf_rwkv7 import RWKV7
 from statewise.checkpoints.convert.gguf_tokenizer import TOKENS, read_tokenizer, write_tokenizer
 from statewise.checkpoints.convert.gguf_types import NUMBERS, QUANTISATIONS, READ, WRITTEN
 from statewise.checkpoints.convert.gguf_values import Value
@@ -38,24 +40,25 @@ from statewise.models.language_model import LanguageModelConfig
 if TYPE_CHECKING:
     from statewise.checkpoints.convert.gguf_file import GGUF, StoredTensor
 
-KNOWN = (*ARCHITECTURES, *DECODERS, *HYBRIDS)
+KNOWN = (*ARCHITECTURES, RWKV7, *DECODERS, *HYBRIDS)
 TYPE_OF = {torch.float32: "F32", torch.float16: "F16"}
 QUANTISATION_VERSION = 2  # of the layout of the blocks, as the package and llama.cpp number it
 # Matrices that are always float32, since llama.cpp reads them so; with the vectors, and the norms of Mamba-2
 FLOAT32: tuple[str, ...] = ("position_embd.weight", "ssm_conv1d.weight", "ssm_a", "ssm_d", "norm.weight")
 FLOAT32 += ("shortconv.conv.weight", "ffn_gate_inp.weight", *(f"ssm_conv1d_{letter}.weight" for letter in "qkv"))
+FLOAT32 += RWKV7_FLOAT32
 
 
 def read_gguf(
     path: str | os.PathLike[str], *, keep_quantised: bool = False
 ) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
-    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, GPT-2, GPT-NeoX or a hybrid.
+    """Our config and our tensors of a GGUF file of Mamba, Falcon-Mamba, Mamba-2, RWKV-7, GPT-2, GPT-NeoX or a hybrid.
 
     The tensors are float32, whatever the file has them in: a file mixes types, and float32 holds each exactly, but
     for F64, which is rounded. Only A_log = log(-ssm_a) is computed, in float64.
 
     keep_quantised: matrices in integers become a ``QuantisedTensor`` each, in the memory that they have in the file.
-             What has to be computed from one, as A_log is, is plain, and so are experts, which lie in one tensor.
+             What has to be computed from one, as A_log is, is plain.
 
     Cost:    one pass over the file; the tensors in memory once.
     Errors:  CheckpointError for a file that is not GGUF, or is damaged; for an architecture or a quantisation that is

@@ -1,7 +1,7 @@
 """What GGUF's architectures "mamba" and "mamba2" say of a model, and which of their tensors is which of ours.
 
-``gguf_decoders`` has "gpt2" and "gptneox", ``gguf_hybrids`` those of several kinds of layers; the functions here take
-all of them.
+``gguf_decoders`` has "gpt2" and "gptneox", ``gguf_rwkv7`` "rwkv7", ``gguf_hybrids`` those of several kinds of layers;
+the functions here take all of them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from statewise.checkpoints.convert.gguf_decoders import (
 from statewise.checkpoints.convert.gguf_hybrids import ARCHITECTURES as HYBRIDS
 from statewise.checkpoints.convert.gguf_hybrids import write as write_hybrid
 from statewise.checkpoints.convert.gguf_layers import mamba, mamba2
+from statewise.checkpoints.convert.gguf_rwkv7 import RWKV7, read_rwkv7, rwkv7_table, write_rwkv7
+from statewise.checkpoints.convert.gguf_unwritten import unwritten
 from statewise.checkpoints.convert.gguf_values import Value, Values
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.base import MixerConfig
 from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
+from statewise.mixers.rwkv7 import RWKV7Config
 from statewise.models.language_model import LanguageModelConfig
 
 ARCHITECTURES: dict[str, type[MixerConfig]] = {"mamba": MambaConfig, "mamba2": Mamba2Config}
@@ -55,6 +58,8 @@ def read_config(
         return HYBRIDS[architecture].config(metadata, shapes)
     if architecture in DECODERS:
         return read_decoder(architecture, metadata, shapes)
+    if architecture == RWKV7:
+        return read_rwkv7(metadata, shapes)
     values = Values(architecture, metadata, IDLE)
     n_layers, d_model, d_inner = (values.count(k) for k in ("block_count", "embedding_length", "ssm.inner_size"))
     rank = values.count("ssm.time_step_rank")
@@ -93,6 +98,8 @@ def write_model(
 
     Errors:  CheckpointError naming what GGUF, or llama.cpp, has no form for.
     """
+    if any(isinstance(block.mixer, RWKV7Config) for block in config.blocks):
+        return RWKV7, write_rwkv7(config), write_entries(rwkv7_table(config), tensors)
     try:
         refuse_extras(config, "gguf")
         architecture, values = write_config(config)
@@ -100,9 +107,7 @@ def write_model(
         try:
             return write_hybrid(config, tensors)
         except CheckpointError as reason:
-            kinds = {type(block.mixer) for block in config.blocks if block.mixer is not None}
-            is_plain = len(kinds) <= 1 and kinds <= {MambaConfig, Mamba2Config, AttentionConfig}
-            raise error if is_plain or not str(reason) else reason from None
+            raise unwritten(config, error, reason) from None
     return architecture, values, write_entries(build_entries(architecture, config), tensors)
 
 
@@ -120,8 +125,8 @@ def write_config(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     architecture = next((name for name, kind in ARCHITECTURES.items() if type(mixer) is kind), None)
     if architecture is None:
         raise CheckpointError(
-            f"GGUF can only hold models whose layers are all Mamba, Mamba-2 or attention; this one has "
-            f"{type(mixer).__name__}"
+            f"llama.cpp has no architecture with layers of {type(mixer).__name__.removesuffix('Config')}, as layers[0] "
+            "is; keep the model in Statewise's own format"
         )
     for field, found, needed in _needs(config, architecture):
         if found != needed:
@@ -144,6 +149,8 @@ def build_entries(architecture: str, config: LanguageModelConfig) -> list[Entry]
         return HYBRIDS[architecture].entries(config)
     if architecture in DECODERS:
         return decoder_table(config)
+    if architecture == RWKV7:
+        return rwkv7_table(config)
     entries = [same(EMBEDDING, "embedding.weight"), same("output_norm.weight", "norm.weight")]
     if not config.tie_embeddings:
         entries.append(same("output.weight", "head.weight"))

@@ -6,6 +6,7 @@ for arrays without values; see docs/decisions/0016-gguf-by-its-package.md.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -54,16 +55,19 @@ class GGUF:
 
     def read(self, name: str, *, keep_quantised: bool = False) -> Tensor:
         """One tensor in float32, in memory of its own: exactly the numbers of the file, whatever they are stored in
-        (F64 is rounded). keep_quantised: a matrix in integers stays as it is, a ``QuantisedTensor``.
+        (F64 is rounded). keep_quantised: a matrix in integers, or several in one tensor, stay as they are, a
+        ``QuantisedTensor``.
 
         Errors:  CheckpointError for a shape that its type cannot have.
         """
         stored = self.tensors[name]
         with _refusing(self.path):
-            if keep_quantised and stored.type in QUANTISATIONS and len(stored.shape) == 2 and stored.data.size:
+            if keep_quantised and stored.type in QUANTISATIONS and len(stored.shape) in (2, 3) and stored.data.size:
                 from statewise.checkpoints.convert.gguf_integers import GGUFBlocks
 
-                return QuantisedTensor(GGUFBlocks(stored))
+                *n, n_rows, n_columns = stored.shape
+                flat = stored._replace(shape=(math.prod(n) * n_rows, n_columns))
+                return QuantisedTensor(GGUFBlocks(flat), *n)
             return widened(stored)
 
 

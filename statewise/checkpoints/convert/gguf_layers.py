@@ -25,7 +25,7 @@ from statewise.mixers.mamba import NORMED, MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
-from statewise.models.quantised_parts import stack_rows, take_columns, take_rows
+from statewise.models.quantised_parts import head_by_head, side_by_side, stack_rows, take_columns, take_rows
 
 Order = Callable[[], Tensor]  # made when a tensor has the size that it is for: a file may claim any size
 
@@ -155,7 +155,7 @@ def latent_attention(config: LatentAttentionConfig, theirs: str, ours: str, d_mo
     def to_ours(keys: Tensor, values: Tensor) -> Tensor:
         require_shape(f"{theirs}attn_k_b.weight", keys, (n_heads, config.rank, d_key))
         require_shape(f"{theirs}attn_v_b.weight", values, (n_heads, d_value, config.rank))
-        return torch.cat((keys.mT, values), 1).flatten(0, 1)
+        return head_by_head(keys, values)
 
     def to_theirs(both: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = both.unflatten(0, (n_heads, -1)).split((d_key, d_value), 1)
@@ -316,9 +316,16 @@ def mlp(config: MLPConfig, theirs: str, ours: str, d_model: int, *, suffix: str 
 def experts(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
     """All experts in a tensor each of gate, value and output."""
     names = tuple(f"{theirs}ffn_{name}_exps.weight" for name in (("gate", "up") if config.gated else ("up",)))
+    d = d_model if config.d_latent is None else config.d_latent
+
+    def to_ours(*parts: Tensor) -> Tensor:
+        for name, part in zip(names, parts):
+            require_shape(name, part, (config.n_experts, config.hidden_width(d_model), d))
+        return side_by_side(parts)
+
     table = [
         same(f"{theirs}ffn_gate_inp.weight", f"{ours}router.map.weight"),
-        Entry(names, (f"{ours}experts.in_proj",), _side_by_side, lambda whole: whole.chunk(len(names), 1)),
+        Entry(names, (f"{ours}experts.in_proj",), to_ours, lambda whole: whole.chunk(len(names), 1)),
         same(f"{theirs}ffn_down_exps.weight", f"{ours}experts.out_proj"),
     ]
     if config.correction_bias:
@@ -332,7 +339,3 @@ def experts(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Ent
         for name, own in (("down", "latent_in"), ("up", "latent_out")):
             table += affine(f"{theirs}ffn_latent_{name}", ours + own, bias=config.latent_bias)
     return table
-
-
-def _side_by_side(*parts: Tensor) -> Tensor:
-    return torch.cat(parts, 1)

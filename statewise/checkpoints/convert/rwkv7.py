@@ -27,20 +27,22 @@ from statewise.checkpoints.convert.entries import (
 )
 from statewise.checkpoints.convert.fields import count_layers, flag, number, require
 from statewise.checkpoints.convert.formats import Config, Format, Tensors
-from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
-from statewise.checkpoints.differences import differences
+from statewise.checkpoints.convert.rwkv7_config import (
+    HEAD_NORM_EPS,
+    NETS,
+    VECTORS,
+    Sizes,
+    in_turn,
+    require_same,
+    sizes_of,
+)
 from statewise.checkpoints.empty import expected_shapes
-from statewise.errors import CheckpointError, ConfigError, retold
-from statewise.mixers.channel_mix import ChannelMixConfig
+from statewise.errors import CheckpointError
 from statewise.mixers.rwkv7 import MIXES, RWKV7Config
 from statewise.models.base import ModelConfig
-from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
-NETS = {"w": "decay_net", "a": "rate_net", "v": "value_net", "g": "gate_net"}  # their letters
-VECTORS = {"k_k": "xi", "k_a": "alpha"}
 NORM_EPS = 1e-5  # of BlinkDL's layer norms
-HEAD_NORM_EPS = 64e-5  # and of the norm of his heads, whatever their width is
 KIND = "rwkv7"
 
 
@@ -190,48 +192,20 @@ def model_config(
     ranks = {letter: shape(own.net(first, letter, 1))[narrow] for letter in "wag"}
     value_rank = None if n_layers < 2 else shape(own.net(f"{layers}1.{own.time}.", "v", 1))[narrow]
     d_hidden = shape(f"{layers}0.ffn.key.weight")[0]
-    eps = norm_eps if head_eps is None else head_eps / d_head
-    with retold(CheckpointError, ConfigError, where=f"{where}: "):
-        time = [
-            RWKV7Config(
-                d_head=d_head,
-                decay_rank=ranks["w"],
-                rate_rank=ranks["a"],
-                gate_rank=ranks["g"],
-                value_rank=rank,
-                norm_eps=eps,
-            )
-            for rank in (None, value_rank)
-        ]
-        channels = ChannelMixConfig(expand=d_hidden / d_model)
-        mixers = [mixer for i in range(n_layers) for mixer in (time[min(i, 1)], channels)]
-        return LanguageModelConfig(
-            vocab_size=vocab_size,
-            d_model=d_model,
-            layers=tuple(BlockConfig(mixer=mixer, norm="layer", norm_eps=norm_eps) for mixer in mixers),
-            norm="layer",
-            norm_eps=norm_eps,
-            embedding_norm="layer" if f"{layers}0.{own.first_norm}.weight" in tensors else None,
-            tie_embeddings=tied,
-        )
-
-
-def _require_layers(config: ModelConfig, what: str) -> LanguageModelConfig:
-    """CheckpointError unless the layers are of time and channel mixing in turn."""
-    if not isinstance(config, LanguageModelConfig):
-        raise CheckpointError(f"{what} has no {type(config).__name__.removesuffix('Config')}, only language models")
-    kinds = (RWKV7Config, ChannelMixConfig)
-    for i, block in enumerate(config.blocks):
-        if type(block.mixer) is not kinds[i % 2]:
-            raise CheckpointError(f"{what} has time and channel mixing in turn, and layers[{i}] is not {kinds[i % 2]}")
-    if len(config.layers) % 2:
-        raise CheckpointError(f"{what} has channel mixing behind every time mixing; the last layer has none")
-    return config
-
-
-def _require_same(again: LanguageModelConfig, config: LanguageModelConfig, what: str) -> None:
-    for difference in differences(*(essential(explicit(c.in_full(), c.d_model)) for c in (again, config))):
-        raise CheckpointError(f"{what} does not have this model: {difference}")
+    sizes = Sizes(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        n_layers=n_layers,
+        d_head=d_head,
+        d_hidden=d_hidden,
+        ranks=ranks,
+        value_rank=value_rank,
+        norm_eps=norm_eps,
+        head_eps=head_eps,
+        embedding_norm=f"{layers}0.{own.first_norm}.weight" in tensors,
+        tied=tied,
+    )
+    return sizes.config(where)
 
 
 # -- BlinkDL -----------------------------------------------------------------------------------------------------------
@@ -259,11 +233,11 @@ def write_blinkdl(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any]
     Errors:  CheckpointError that names what those models do not have.
     """
     what = "BlinkDL's RWKV-7"
-    ours = _require_layers(config, what)
+    ours = in_turn(config, what)
     if ours.embedding_norm is None:
         raise CheckpointError(f'{what} norms its embedding; this model has embedding_norm=None, not "layer"')
     theirs = write_entries(entries(BLINKDL, ours), tensors)
-    _require_same(_blinkdl_config(theirs), ours, what)
+    require_same(_blinkdl_config(theirs), ours, what)
     return {}, theirs
 
 
@@ -291,20 +265,17 @@ def _fla_config(given: Config, tensors: Tensors) -> LanguageModelConfig:
 
 def _sizes(config: LanguageModelConfig) -> dict[str, Any]:
     """The fields of theirs that the shapes of tensors say as well."""
-    time, channels = config.blocks[0].mixer, config.blocks[1].mixer
-    last = config.blocks[-2].mixer
-    assert isinstance(time, RWKV7Config)
-    assert isinstance(last, RWKV7Config)
-    assert isinstance(channels, ChannelMixConfig)
-    ranks = {"decay": time.decay_rank, "gate": time.gate_rank, "a": time.rate_rank, "v": last.value_rank}
+    sizes = sizes_of(config)
+    ranks = {name: sizes.ranks[letter] for name, letter in (("decay", "w"), ("gate", "g"), ("a", "a"))}
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": channels.hidden_width(config.d_model),
-        "num_hidden_layers": len(config.layers) // 2,
-        "head_dim": time.d_head,
-        "num_heads": config.d_model // time.d_head,
-        **{f"{name}_low_rank_dim": rank for name, rank in ranks.items() if rank is not None},
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.d_model,
+        "intermediate_size": sizes.d_hidden,
+        "num_hidden_layers": sizes.n_layers,
+        "head_dim": sizes.d_head,
+        "num_heads": sizes.d_model // sizes.d_head,
+        **{f"{name}_low_rank_dim": rank for name, rank in ranks.items()},
+        **({} if sizes.value_rank is None else {"v_low_rank_dim": sizes.value_rank}),
     }
 
 
@@ -325,7 +296,7 @@ def write_fla(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], di
     Errors:  CheckpointError that names what those models do not have.
     """
     what = f"fla's {KIND}"
-    ours = _require_layers(config, what)
+    ours = in_turn(config, what)
     said = {
         "architectures": ["RWKV7ForCausalLM"],
         "model_type": KIND,
@@ -342,7 +313,7 @@ def write_fla(config: ModelConfig, tensors: Tensors) -> tuple[dict[str, Any], di
         "pad_token_id": None,
     }
     theirs = write_entries(entries(FLA, ours), tensors)
-    _require_same(_fla_config(said, theirs), ours, what)
+    require_same(_fla_config(said, theirs), ours, what)
     return said, theirs
 
 

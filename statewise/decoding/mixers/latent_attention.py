@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from statewise.decoding.instructions import Advance
 from statewise.decoding.latent import AppendLatent, TransposedLinear
 from statewise.decoding.latent import LatentAttention as Attend
 from statewise.decoding.operands import BLOCK, HEADS, Place
+from statewise.decoding.packing import STORED, Packed, pack
 from statewise.decoding.parts import emit_norm
 from statewise.decoding.program import Program
 from statewise.decoding.states import AttentionHistory, StateTable
 from statewise.mixers.latent_attention import LatentAttention
+from statewise.models.quantised import QuantisedTensor
+from statewise.models.quantised_parts import KeysAndValues
 
 
 def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, residual: Place) -> StateTable:
@@ -35,9 +40,12 @@ def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, re
     scaled = program.buffer("scaled", -(-config.d_key // BLOCK) * BLOCK, local=True)
     maps, width = mixer.up_proj.weight, config.d_key + config.d_value
     for i in range(n_heads):
+        own, out, last = query.after(i * mixer.d_query), absorbed.after(i * rank), i == n_heads - 1
+        if (turned := _turned(program, maps, i)) is not None:
+            program.linear(turned, None, own, out, wait=last)
+            continue
         weight = program.matrix(maps, slice(i * width, i * width + config.d_key))
-        own, out = query.after(i * mixer.d_query), absorbed.after(i * rank)
-        program.emit(TransposedLinear(weight=weight, input=own, output=out, scaled=scaled), wait=i == n_heads - 1)
+        program.emit(TransposedLinear(weight=weight, input=own, output=out, scaled=scaled), wait=last)
     attend = Attend(
         n_heads=n_heads,
         rank=rank,
@@ -59,3 +67,13 @@ def emit_latent_attention(program: Program, mixer: LatentAttention, x: Place, re
         program.linear(maps, None, read, out, wait=i == n_heads - 1, rows=rows)
     program.linear(mixer.out_proj.weight, mixer.out_proj.bias, values, residual, add=True, wait=True)
     return state
+
+
+def _turned(program: Program, maps: Tensor, head: int) -> Packed | None:
+    """A head's W_k transposed, where the model has it so, in whole numbers."""
+    if not isinstance(maps, QuantisedTensor) or not isinstance(maps.blocks, KeysAndValues):
+        return None
+    if program.weights.precision != STORED:
+        return None
+    keys = maps.blocks.keys_of(head)
+    return program.weights.kept((id(maps), "keys", head), lambda: pack(QuantisedTensor(keys), STORED))

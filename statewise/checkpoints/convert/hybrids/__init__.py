@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, str] = {
     "jamba": "jamba",
     "zamba2": "zamba2",
     "lfm2": "lfm2",
+    "lfm2_moe": "lfm2",
     "qwen3_5_text": "qwen3_next",
     "qwen3_next": "qwen3_next",
     "olmo_hybrid": "olmo_hybrid",
