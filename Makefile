@@ -15,7 +15,7 @@ SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
+.PHONY: help install install-all demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -39,15 +39,22 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("statewise needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + "; say which with: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt |install-all: $(VENV)/.installed-all
+
+$(VENV)/.installed-all: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
-	@touch $@
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed-dev
+
+# With what make browser and make docs need too, looked up and installed once: .ci/run begins with it
+install-all: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev,browser,docs]'
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs
 
 # A run folder is never overwritten: a second demo goes to runs/demo-2, and so on.
 demo: $(VENV)/.installed
