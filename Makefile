@@ -39,11 +39,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("statewise needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + "; say which with: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt |install-all: $(VENV)/.installed-all
-
-$(VENV)/.installed-all: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
-	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs $@
+	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
@@ -52,9 +50,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 install: $(VENV)/.installed-dev
 
 # With what make browser and make docs need too, looked up and installed once: .ci/run begins with it
-install-all: pyproject.toml constraints.txt | $(BIN)/python
+install-all: $(VENV)/.installed-all
+
+$(VENV)/.installed-all: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,browser,docs]'
-	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs $@
 
 # A run folder is never overwritten: a second demo goes to runs/demo-2, and so on.
 demo: $(VENV)/.installed
