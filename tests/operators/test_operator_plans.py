@@ -43,20 +43,21 @@ def test_compiled_without_graph_breaks(family: str) -> None:
 
 def require_no_graph_breaks(family: str, form: str) -> None:
     """Few steps where each is traced by itself, several chunks elsewhere."""
-    length = 6 if form == "recurrent" else 9 if "LowRank" in family or "Selective" in family else 21
+    length = 3 if form == "recurrent" else 9 if "LowRank" in family or "Selective" in family else 21
     op, u = FAMILIES[family](2, length, D, 8)
     op, u = with_gradients(op), u.clone().requires_grad_()
     state = op.initial_state(2, trailing=tuple(u.shape[2 + len(op.channels) :]))
-    masks = {"lengths": torch.tensor([length, 5])}
+    masks = {"lengths": torch.tensor([length, min(5, length - 1)])}
     if form not in BY_FFT:  # documents are laid out as rows of their own there; how many there are depends on the data
         masks["starts"] = torch.zeros(2, length, dtype=torch.bool)
-        masks["starts"][0, 3] = True
+        masks["starts"][0, length // 2] = True
 
     def run(x: torch.Tensor) -> torch.Tensor:
         y, final = op(x, state, form=form, **masks)
         return y.square().sum() + final[0].square().sum()
 
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    # what is traced step by step calls PyTorch alone, and no operator of ours with a backward to trace
+    compiled = torch.compile(run, fullgraph=True, backend="eager" if form == "recurrent" else "aot_eager")
     (want,) = torch.autograd.grad(run(u), u)
     (got,) = torch.autograd.grad(compiled(u), u)
     torch.testing.assert_close(got, want)
