@@ -173,7 +173,7 @@ def no_rank_has_all_of_a_divided_model(place: Place) -> None:
         return
     run = parallel(a_run(place, steps=1), data="fsdp")
     steps(place, run, SeveralRanks())  # what is loaded on first use does not count
-    run = replace(run, model=replace(run.model, d_model=256, layers=(MAMBA2,) * 8))
+    run = replace(run, model=replace(run.model, d_model=256, layers=(MAMBA2,) * 16))
     n_bytes = sum(4 * parameter.numel() for parameter in build_empty(run.model).parameters())
     ranks, states = SeveralRanks(), list[RunState]()
     give_back_at_once()
