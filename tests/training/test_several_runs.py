@@ -100,7 +100,8 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
 
 def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
     """In one process and in two, beside the runs that nobody stops."""
-    runs = seeds_and_rates(small_run(tmp_path, **{**SETTINGS, "steps": 300, "save_every": 100, "evaluate_every": 100}), 2)
+    settings = {**SETTINGS, "steps": 300, "save_every": 100, "evaluate_every": 100}
+    runs = seeds_and_rates(small_run(tmp_path, **settings), 2)
     train_several(runs, tmp_path / "whole", workers=1)
     for workers in (1, 2):
         folder = tmp_path / f"cut-{workers}"
