@@ -66,7 +66,7 @@ demo: $(VENV)/.installed
 	$(BIN)/statewise generate "$$run" --prompt 'import ' --echo --max-new-tokens 200 --temperature 0.7 --seed 2
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --durations 15 tests statewise
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 15 tests statewise
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
