@@ -15,7 +15,7 @@ SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
+.PHONY: help install install-all demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -49,6 +49,13 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 install: $(VENV)/.installed-dev
 
+# With what make browser and make docs need too, looked up and installed once: .ci/run begins with it
+install-all: $(VENV)/.installed-all
+
+$(VENV)/.installed-all: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev,browser,docs]'
+	@touch $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-browser $(VENV)/.installed-docs $@
+
 # A run folder is never overwritten: a second demo goes to runs/demo-2, and so on.
 demo: $(VENV)/.installed
 	@run=runs/demo; n=2; while [ -e "$$run" ]; do run=runs/demo-$$n; n=$$((n + 1)); done; set -e; \
@@ -58,8 +65,9 @@ demo: $(VENV)/.installed
 	echo "== the run is in $$run; once more from its checkpoint" && \
 	$(BIN)/statewise generate "$$run" --prompt 'import ' --echo --max-new-tokens 200 --temperature 0.7 --seed 2
 
+# Neighbours stay with one worker, which makes once what the tests of a file share
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --durations 15 tests statewise
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 15 tests statewise
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

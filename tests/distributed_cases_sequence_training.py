@@ -39,7 +39,7 @@ def _register(model: str) -> None:
         together(place, a_run(place, model), sequence=place.size)
 
     equals_one_process.__name__ = f"sequence_training_{model}"
-    case(2, 4)(equals_one_process)
+    case(*((2, 4) if model == "hybrid" else (2,)))(equals_one_process)
 
 
 for _model in MIXERS:

@@ -1,8 +1,12 @@
-"""Run as a script: reads a pickled RunConfig, prints how many bytes one micro-batch adds to the resident memory."""
+"""Run as a script: reads pickled RunConfigs, prints how many bytes one micro-batch of each adds to the resident memory.
+
+Each is measured in a process of its own, forked from one that has imported and computed nothing.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import sys
 from typing import Any
@@ -42,4 +46,9 @@ def resident(config: RunConfig) -> int:
 
 
 if __name__ == "__main__":
-    print(resident(pickle.load(sys.stdin.buffer)))
+    for config in pickle.load(sys.stdin.buffer):
+        child = os.fork()
+        if child == 0:
+            print(resident(config), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0

@@ -32,7 +32,7 @@ from sphinx.util.logging import getLogger
 
 LOG = getLogger(__name__)
 PACKAGE = Path(__file__).parents[2] / "statewise"
-SLOWEST = ("export", "plots", "data", "notebooks/06-selection")  # first, so that no core waits at the end
+SLOWEST = ("export", "plots", "tutorials/long-sequences", "start", "scikit-learn")  # first: no core waits at the end
 LONGEST_CODE = 8  # lines of a block that draws; a longer one is folded
 
 

@@ -75,7 +75,12 @@ def example(cls: Any) -> Config:
     return found
 
 
-OPTIONS = {"TrainedTaskSettings": {"preset": "digits"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "TrainedTaskSettings": {"preset": "digits"},
+    # these look at each of their runs, at every value that is tried
+    "LraSettings": {"models": ("s4d",), "tasks": ("listops-gen",)},
+    "H3LanguageSettings": {"models": ("mamba", "h3"), "learning_rates": (1e-3,), "seeds": (0,)},
+}
 
 
 @pytest.mark.parametrize("cls", all_configs(), ids=lambda cls: cls.__name__)

@@ -162,7 +162,8 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
     if layers == "beside":
         options = {"norm": None, "max_positions": 20, "position_offset": 2, "d_embedding": 10}
     group = 8 if precision == "int8" and layers == "hybrid" else None
-    check_step(build(layers, **options), precision, group)
+    threads = (1, 3) if precision == "float32" else (1,)  # the matrices of each precision are split in the next test
+    check_step(build(layers, **options), precision, group, threads=threads)
 
 
 @needs_library
@@ -170,7 +171,7 @@ def test_every_layer_in_every_precision(layers: str, precision: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_instruction_set_and_batch(precision: str, instructions: str) -> None:
     with native.forced(instructions):
-        check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17), threads=(1, 2, 3))
+        check_step(build("hybrid", d_model=44), precision, batches=(1, 3, 17))
 
 
 @needs_library

@@ -19,20 +19,23 @@ from statewise.kernels.exact.sums import in_pairs
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="exact mode needs the C kernels")
 SUBJECTS = {subject.name: subject for subject in mixers(longest=24)}
+BY_STEPS = ("Mamba-3", "S4", "Kalman", "Kalman innovations", "mLSTM", "HiPPO-RNN", "LSSL", "RWKV-7")
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_mixer_has_one_answer(name: str) -> None:
     with sw.exact(), torch.no_grad():
-        for seed in range(3):
+        for seed in range(2):
             found = dict(cases(SUBJECTS[name], random.Random(seed), with_gradients=False))
             assert not any(found.values()), (name, seed, found)
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_mixer_has_one_gradient(name: str) -> None:
+    """Few steps of those that are made of thousands of operations, which mode and autograd see one by one."""
+    subject = SUBJECTS[name]._replace(longest=9 if name.partition(",")[0] in BY_STEPS else 24)
     with sw.exact():
-        found = dict(cases(SUBJECTS[name], random.Random(5), with_gradients=True))
+        found = dict(cases(subject, random.Random(5), with_gradients=True))
     assert not any(found.values()), (name, found)
 
 
@@ -40,14 +43,14 @@ def test_a_mixer_has_one_gradient(name: str) -> None:
 def test_a_hybrid_has_one_answer(name: str) -> None:
     subject = model_subject(name, longest=30)
     with sw.exact(), torch.no_grad():
-        for seed in range(3):
+        for seed in range(2):
             found = dict(cases(subject, random.Random(seed), with_gradients=False))
             assert not any(found.values()), (name, seed, found)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_hybrid_has_one_gradient(name: str) -> None:
-    subject = model_subject(name, longest=20)
+    subject = model_subject(name, longest=10)
     with sw.exact():
         found = dict(cases(subject, random.Random(3), with_gradients=True))
     assert not any(found.values()), (name, found)

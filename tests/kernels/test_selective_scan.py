@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -46,17 +47,23 @@ def wide(inputs: dict[str, Any]) -> dict[str, Any]:
     return {k: m.detach().to(torch.complex128 if m.is_complex() else D).requires_grad_() for k, m in inputs.items()}
 
 
+@functools.cache
+def by_the_definition(shape: tuple[int, ...], is_complex: bool, method: str, options: bool) -> tuple[Any, Any, Any]:
+    """The inputs, the options and what comes of them, for every path."""
+    inputs = case(*shape, is_complex=is_complex, options=options)
+    more = {"method": method, "softplus": options, "segments": ids(*shape[:2]) if options else None}
+    if not options:
+        inputs["dt"] = (inputs["dt"].detach().abs() / 2).requires_grad_()
+    return inputs, more, everything(selective_scan_reference, inputs, **more)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_equal_to_the_definition(path: str, is_complex: bool, method: str) -> None:
     for shape in SHAPES:
         for options in (False, True):
-            inputs = case(*shape, is_complex=is_complex, options=options)
-            more = {"method": method, "softplus": options, "segments": ids(*shape[:2]) if options else None}
-            if not options:
-                inputs["dt"] = (inputs["dt"].detach().abs() / 2).requires_grad_()
-            want = everything(selective_scan_reference, inputs, **more)
+            inputs, more, want = by_the_definition(shape, is_complex, method, options)
             with on(path):
                 assert_near(everything(selective_scan, inputs, **more), want, 1e-12)
 

@@ -83,6 +83,8 @@ def test_the_compiler_joins_no_product_and_sum_by_itself(instructions: str, tmp_
         pytest.skip(str(why))
     if instructions not in sets:
         pytest.skip(f"the compiler's processor has no {instructions}")
+    if instructions == "portable" and "avx2" in sets:
+        pytest.skip("the first processors of x86 have no product and sum in one")
     source = next(path for path in build.sources(".c") if path.name == "ssd_ordered.c")
     includes = [word for room in sorted({path.parent for path in build.sources(".h")}) for word in ("-I", str(room))]
     flags = [*build.FLAGS, "-w", "-O3", *build.VARIANTS[instructions], f"-DISA={instructions}", *includes]

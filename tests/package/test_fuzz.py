@@ -10,7 +10,7 @@ from fuzz.targets import TARGETS
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_found(name: str) -> None:
-    report = run_target(name, seed=0, seconds=2.0)
+    report = run_target(name, seed=0, seconds=1.0)
     assert report.cases > 0
     assert not report.findings, "\n" + "\n".join(report.findings)
 

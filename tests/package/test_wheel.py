@@ -51,7 +51,7 @@ def build_wheel(checkout: Path, target: Path, **variables: str) -> Path:
     environment = {
         **os.environ,
         "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
-        "STATEWISE_CFLAGS": "-O1",
+        "STATEWISE_CFLAGS": "-O0",
         **variables,
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -98,16 +98,19 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
         assert [line["step"] for line in curve(tmp_path / "cut" / name, "train")] == list(range(1, total + 1))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_stopped_and_resumed_every_bit_is_the_same(workers: int, tmp_path: Path) -> None:
-    runs = seeds_and_rates(small_run(tmp_path, **{**SETTINGS, "steps": 300, "save_every": 50, "evaluate_every": 50}), 2)
-    train_several(runs, tmp_path / "whole", workers=2)
-    stop = StopOnce(lambda heard: heard.events[-1]["kind"] == "train")  # on a busy machine the other has not begun
-    cut = train_several(runs, tmp_path / "cut", workers=workers, reporter=stop)
-    assert cut.signal == signal.SIGTERM
-    assert train_several(runs, tmp_path / "cut", resume=True, workers=workers).exit_code == 0
-    for name in runs:
-        same(tmp_path / "cut" / name, tmp_path / "whole" / name, 300)
+def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
+    """In one process and in two, beside the runs that nobody stops."""
+    settings = {**SETTINGS, "steps": 300, "save_every": 100, "evaluate_every": 100}
+    runs = seeds_and_rates(small_run(tmp_path, **settings), 2)
+    train_several(runs, tmp_path / "whole", workers=1)
+    for workers in (1, 2):
+        folder = tmp_path / f"cut-{workers}"
+        stop = StopOnce(lambda heard: heard.events[-1]["kind"] == "train")  # on a busy machine the other has not begun
+        cut = train_several(runs, folder, workers=workers, reporter=stop)
+        assert cut.signal == signal.SIGTERM
+        assert train_several(runs, folder, resume=True, workers=workers).exit_code == 0
+        for name in runs:
+            same(folder / name, tmp_path / "whole" / name, 300)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")

@@ -56,7 +56,9 @@ def lra(settings: Settings) -> dict[str, Any]:
 
 def h3_language(settings: Settings) -> dict[str, Any]:
     """Hybrid H3 with 125 million parameters on the text of the standard library, for ``HOURS``."""
-    data = TextDataConfig(tokenizer="bpe:300" if settings.quick else "bpe:16384")
+    data = TextDataConfig(tokenizer="bpe:16384")
+    if settings.quick:  # a small text
+        data = TextDataConfig(source=str(Path(__file__).parents[2] / "kernels"), tokenizer="bpe:300")
     vocab_size = 300 if settings.quick else 16_384
     train = TrainConfig(
         budget=BudgetConfig(steps=2) if settings.quick else BudgetConfig(minutes=60 * HOURS),
