@@ -29,6 +29,7 @@ from statewise.training.presets import PRESETS
 
 ORDER = 12
 STRENGTHS = (16.0, 64.0, 256.0, 1024.0)  # what the order below counts for, beside an observation
+LOOKS = 10  # at the validation split, if the budget is in steps
 ARMS = {"carried": "true", "from rest": "false"}
 
 
@@ -107,7 +108,10 @@ def call(*words: str) -> str:
 def train(data: str, folder: Path, carry: str, unit: str, amount: float) -> dict[str, Any]:
     """Trains one arm, and evaluates it on the last tenth from one stream. unit: "minutes" or "steps"."""
     print(f"training for {amount:g} {unit}, train.carry_state={carry}", flush=True)
-    settings = ["--set", f"train.carry_state={carry}", f"--{unit}", f"{amount:g}"]
+    settings = ["--set", f"train.carry_state={carry}", f"--{unit}", str(amount)]
+    if unit == "steps":  # looks at the same steps, whatever else runs
+        looks = max(1, round(amount / LOOKS))
+        settings += ["--set", f"train.reporting.evaluate_every={looks}", "--set", "train.reporting.evaluate_minutes=null"]
     call("train", "--preset", "genome", "--data", data, "--out", str(folder), *settings)
     evaluated = {
         name: json.loads(call("evaluate", str(folder), "--split", "test", "--no-compressors", "--json", *more))
@@ -116,14 +120,14 @@ def train(data: str, folder: Path, carry: str, unit: str, amount: float) -> dict
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     last = [line for line in lines if line["kind"] == "train"][-1]
     per_step = last["tokens"] // last["step"]
-    looks = [line for line in lines if line["kind"] == "evaluation"]
+    seen = [line for line in lines if line["kind"] == "evaluation"]
     return {
         "bits_per_base": evaluated["carried"]["bits_per_byte"],
         "bits_per_base_in_windows": evaluated["windows"]["bits_per_byte"],
         "steps": last["step"],
         "tokens": last["tokens"],
-        "curve": [[line["seconds"], line["bits_per_byte"]] for line in looks],
-        "tokens_of_curve": [line["step"] * per_step for line in looks],
+        "curve": [[line["seconds"], line["bits_per_byte"]] for line in seen],
+        "tokens_of_curve": [line["step"] * per_step for line in seen],
     }
 
 

@@ -93,6 +93,8 @@ class Routers:
         total = torch.zeros((), device=counts.device)
         if not balance and not z:
             return total
+        if not self.losses:
+            raise InputError(f"balance={balance} and z={z} of routers that only count; make them with losses=True")
         for router, one, all_counts in zip(self.routers.values(), seen, self._each(every)):
             total = total + router_loss(one, all_counts, router.config.n_active, balance=balance, z=z)
         return total
@@ -119,13 +121,19 @@ class Routers:
             return None
         each = self._each(counts)
         if bias:
-            with torch.no_grad():
-                for router, n in zip(self.routers.values(), each):
-                    assert router.bias is not None
-                    router.bias += bias * (n.sum() - len(n) * n).sign()
+            self._move(bias, each)
         loads = torch.stack([n.amax() * len(n) / n.sum().clamp(min=1) for n in each])
         self.load = float(loads.amax())
         return self.load
+
+    @torch.no_grad()
+    def _move(self, by: float, each: list[Tensor]) -> None:
+        without = self.without_bias()
+        if without is not None:
+            raise InputError(f"{without} has no bias to move; set correction_bias=True in its MoEConfig")
+        for router, counts in zip(self.routers.values(), each):
+            assert router.bias is not None
+            router.bias += by * (counts.sum() - len(counts) * counts).sign()
 
     def without_bias(self) -> str | None:
         """The name of a router that has no bias to move."""

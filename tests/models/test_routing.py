@@ -157,5 +157,12 @@ def test_evaluation_and_other_calls_are_not_counted() -> None:
         model.eval()(tokens)
     with pytest.raises(InputError, match=r"layers.0.mlp.router has read nothing; call the model in training mode"):
         routers.loss()
+    counting = Routers(model.train(), losses=False)
+    with counting:
+        model(tokens)
+    with pytest.raises(InputError, match=r"balance=0.1 and z=0.0 of routers that only count; make them with losses="):
+        counting.loss(balance=0.1)
+    with pytest.raises(InputError, match=r"layers.0.mlp.router has no bias to move; set correction_bias=True"):
+        counting.step(0.1)
     with pytest.raises(ConfigError, match="the model has no mixture of experts; give a layer mlp=MoEConfig"):
         Routers(torch.nn.Linear(2, 2))

@@ -50,7 +50,7 @@ def test_padded_rows_in_pieces(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 30, 2)).astype("float32")
     lengths = rng.integers(3, 31, 80)
-    np.savez(tmp_path / "own.npz", train_x=x, train_y=x[:, 0, 0] > 0, train_lengths=lengths)
+    np.savez(tmp_path / "own.npz", train_x=x, train_y=(x[:, 0, 0] > 0).astype(int), train_lengths=lengths)
     run = run_on(LabelledDataConfig(source="arrays", folder=str(tmp_path / "own.npz")), steps=4, routing=EVERYTHING)
     run = replace(run, model=replace(run.model, layers=mixtures()))  # type: ignore[call-arg]
     train_run(run, tmp_path / "whole")
@@ -125,4 +125,4 @@ def test_errors(tmp_path: Path) -> None:
         train_run(a_run(tmp_path, {"correction_bias": False}), tmp_path / "b")
     with pytest.raises(ConfigError, match=r"RoutingConfig.z=-1"):
         RoutingConfig(z=-1.0)
-    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "a" / "run.json").exists()
