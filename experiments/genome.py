@@ -111,7 +111,8 @@ def train(data: str, folder: Path, carry: str, unit: str, amount: float) -> dict
     settings = ["--set", f"train.carry_state={carry}", f"--{unit}", str(amount)]
     if unit == "steps":  # looks at the same steps, whatever else runs
         looks = max(1, round(amount / LOOKS))
-        settings += ["--set", f"train.reporting.evaluate_every={looks}", "--set", "train.reporting.evaluate_minutes=null"]
+        for name, value in (("every", looks), ("minutes", "null")):
+            settings += ["--set", f"train.reporting.evaluate_{name}={value}"]
     call("train", "--preset", "genome", "--data", data, "--out", str(folder), *settings)
     evaluated = {
         name: json.loads(call("evaluate", str(folder), "--split", "test", "--no-compressors", "--json", *more))

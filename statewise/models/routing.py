@@ -26,7 +26,12 @@ class Routed(NamedTuple):
 
     def plus(self, other: Routed) -> Routed:
         """Both together."""
-        return Routed(*(a if a is None or b is None else a + b for a, b in zip(self, other)))
+        if self.probabilities is None or self.squares is None:
+            return Routed(self.counts + other.counts, None, None)
+        assert other.probabilities is not None
+        assert other.squares is not None
+        probabilities, squares = self.probabilities + other.probabilities, self.squares + other.squares
+        return Routed(self.counts + other.counts, probabilities, squares)
 
 
 def probabilities(scores: Tensor, router: str) -> Tensor:

@@ -59,10 +59,14 @@ def as_cells(column: np.ndarray, name: str, where: str) -> np.ndarray:
     """Plain values: a time as text, what is missing as None. Errors: DataError for lists and records."""
     if column.dtype.kind == "M":
         days = column.astype("datetime64[D]") == column
-        texts = np.datetime_as_string(column, "D" if days[~np.isnat(column)].all() else "auto").astype(object)
-        return np.where(np.isnat(column), None, texts)
+        unit: Any = "D" if days[~np.isnat(column)].all() else "auto"
+        found = np.datetime_as_string(column, unit).astype(object)
+        found[np.isnat(column)] = None
+        return found
     if column.dtype.kind == "f" and np.isnan(column).any():
-        return np.where(np.isnan(column), None, column.astype(object))
+        found = column.astype(object)
+        found[np.isnan(column)] = None
+        return found
     if column.dtype == object:
         return np.fromiter((_cell(value, name, where) for value in column), object, len(column))
     return column

@@ -34,7 +34,10 @@ DECIMALS = re.compile(r"[+-]?\d+,0\d.*|[+-]0,.*", re.ASCII)  # two whole numbers
 
 
 def read_signal(path: Path, config: SequenceModelConfig, keep: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """(length, d_input) of a file, compressed or not, and its cells to keep. Errors: DataError, as :func:`read_steps`."""
+    """(length, d_input) of a file, compressed or not, and (length, ...) its cells to keep.
+
+    Errors:  DataError, as :func:`read_steps`.
+    """
     with reading(path), unfolded(path) as file:
         data = file.read()
     try:

@@ -124,7 +124,7 @@ def _records(paths: Sequence[Path], kind: str, field: str | None, keep: Sequence
     for path in paths:
         found = list(_read_records(path, kind, field, keep))
         texts += _checked([(number, value) for number, (value, *_) in found], _placed(path, kind))
-        cells += [rest for _, (_, *rest) in found]
+        cells += [values[1:] for _, values in found]
     if not keep:
         return texts
     columns = list(zip(*cells)) if cells else [()] * len(keep)

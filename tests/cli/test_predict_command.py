@@ -163,7 +163,7 @@ def test_a_signal_from_standard_input(
 def test_columns_that_are_kept(
     run: Run, refused: Callable[..., str], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream keeps what the last step of each answer has, a file what the row has, and numbers what the model reads."""
+    """A stream keeps what the last step of each answer has; arrays have no columns."""
     lines = [f"{8 + i}:00,{1000 + i},s{i},{i}.5" for i in range(5)]
     monkeypatch.setattr("sys.stdin", io.StringIO("when,left,who,right\n" + "\n".join(lines) + "\n"))
     asked = ("predict", trained / "run", "-", "--every", "2", "--keep-field", "who", "--keep-field", "when")

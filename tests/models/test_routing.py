@@ -1,4 +1,4 @@
-"""The losses of routers against their definition and transformers', in parts, with padding; biases; how even experts are."""
+"""The losses of routers against their definition and transformers', in parts, with padding; biases; loads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 import statewise as sw
 from statewise.errors import ConfigError, InputError
+from statewise.models.moe import MoE, Router
 from statewise.models.routers import Routers
 from statewise.models.routing import routed, router_loss, router_losses_reference
 
@@ -32,6 +33,12 @@ def mixture(**fields: Any) -> sw.LanguageModel:
     experts = sw.MoEConfig(**({"n_experts": 5, "n_active": 2, "expand": 1, "weight_std": 0.5} | fields))
     layers = tuple(sw.BlockConfig(mixer=sw.Mamba2Config(d_state=4, d_head=4), mlp=experts) for _ in range(2))
     return sw.LanguageModelConfig(vocab_size=11, d_model=8, layers=layers).build().double().train()
+
+
+def first_router(model: sw.LanguageModel) -> Router:
+    mlp = model.blocks[0].mlp
+    assert isinstance(mlp, MoE)
+    return mlp.router
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -119,7 +126,7 @@ def test_blocks_that_are_computed_again_are_counted_once() -> None:
                 logits, _ = model(tokens)
             (logits.square().mean() + routers.loss(balance=0.3, z=0.2)).backward()
         load = routers.step(0.25)
-        found.append((load, [p.grad for p in model.parameters()], model.layers[0].mlp.router.bias))
+        found.append((load, [p.grad for p in model.parameters()], first_router(model).bias))
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0], found[1])
 
@@ -132,13 +139,13 @@ def test_biases_move_against_the_load() -> None:
     assert routers.loss() == 0.0
     assert routers.losses is False
     chosen: list[Tensor] = []
-    hook = model.layers[0].mlp.router.register_forward_hook(lambda module, args, out: chosen.append(out.chosen))
+    hook = first_router(model).register_forward_hook(lambda module, args, out: chosen.append(out.chosen))
     model(tokens)
     hook.remove()
     counts = chosen[0].flatten().bincount(minlength=5)
     load = routers.step(0.25)
     assert load == routers.load >= float(counts.max()) * 5 / (2 * 120) > 1.0
-    torch.testing.assert_close(model.layers[0].mlp.router.bias, 0.25 * (2 * 120 / 5 - counts.double()).sign())
+    torch.testing.assert_close(first_router(model).bias, 0.25 * (2 * 120 / 5 - counts.double()).sign())
     before = routers.load
     for _ in range(60):
         with routers:

@@ -55,7 +55,7 @@ SINCE = {
     "optimizer": {"matrices": "adamw", "matrices_lr": 0.02, "matrices_momentum": 0.95, "matrices_weight_decay": 0.1},
     "reporting": {"log": []},
 }
-SINCE_BESIDE = {  # the same beside the groups
+SINCE_BESIDE: dict[str, Any] = {  # the same beside the groups
     "initial": None,
     "pieces": 1,
     "short_first": False,

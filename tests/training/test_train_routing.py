@@ -121,7 +121,7 @@ def test_errors(tmp_path: Path) -> None:
     config = small_run(tmp_path, steps=1, routing=RoutingConfig(balance=0.01))
     with pytest.raises(ConfigError, match=r"train.routing.balance=0.01, but no layer of the model is a mixture of exp"):
         train_run(config, tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"bias_step=0.02 moves biases .*, and layers.0.mlp.router has none; set corr"):
+    with pytest.raises(ConfigError, match=r"bias_step=0.02 moves biases .*, and layers.0.mlp.router has none; set co"):
         train_run(a_run(tmp_path, {"correction_bias": False}), tmp_path / "b")
     with pytest.raises(ConfigError, match=r"RoutingConfig.z=-1"):
         RoutingConfig(z=-1.0)

@@ -101,8 +101,8 @@ def predict(
         return
     if every is not None:
         raise typer.BadParameter("is for streams: standard input, or --follow", param_hint="--every")
-    given = _standard_input() if data == "-" else Path(data)
-    rows = predictor.rows(given, array=array, keep_fields=keep_field or [])
+    asked = _standard_input() if data == "-" else Path(data)
+    rows = predictor.rows(asked, array=array, keep_fields=keep_field or [])
     with counted("answering") as progress:
         batches = predictor.batches(rows, batch_size=batch_size, progress=progress, embeddings=embeddings)
         write_answers(batches, out, overwrite)
