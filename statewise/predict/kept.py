@@ -1,4 +1,4 @@
-"""Columns of your data that stand beside the answers, so that you can tell to which rows they belong."""
+"""Columns of your data that are kept beside the answers, so that you can tell to which rows they belong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statewise.files.tables import Table, first_and_last
 
 
 class Kept(NamedTuple):
-    """columns: (n,) for each name, cells as they stand in the data
+    """columns: (n,) for each name, cells as the data have them
     places:  for each row that is asked about, which cells its steps have; None: row i has cell i
     """
 

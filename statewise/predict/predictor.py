@@ -84,7 +84,7 @@ class Predictor(Forecasting):
                  sounds, one of them or a list of them, a table; see :func:`statewise.predict.asked.rows_at`. Or, for
                  a model that was trained on a table, a DataFrame: the model finds its columns by their names
         lengths: (n,) where x is padded
-        keep_fields: columns of a table, or fields of records, that stand beside the answers, such as an id
+        keep_fields: columns of a table, or fields of records, to have beside the answers, such as an id
         progress: is called with the number of rows answered so far, and the number of all rows
 
         Numerics: a row is scaled in its own precision: give the one that you trained on, float32 for float32.

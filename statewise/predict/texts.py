@@ -27,7 +27,7 @@ TABLES = (".csv", ".tsv")
 
 
 def texts_at(path: Path, field: str | None = None, keep: Sequence[str] = ()) -> Sequence[str]:
-    """The texts of a file or folder. Of records, other fields may be kept beside the answers.
+    """The texts of a file or folder. Other fields of records may be kept beside the answers.
 
     records     JSON lines, CSV, TSV, Parquet, each as it is or compressed: the ``field`` of each; None: "text", or the
                 only one that there is. JSON lines may also be strings

@@ -46,7 +46,7 @@ def predict(
         typer.Option(
             "--keep-field",
             metavar="COLUMN",
-            help="A column of DATA that stands beside the answers, such as an id. May be repeated.",
+            help="A column of DATA to have beside the answers, such as an id. May be repeated.",
             show_default=False,
         ),
     ] = None,
