@@ -188,7 +188,7 @@ def main() -> None:
         for name, carry in ARMS.items():
             folder = (arguments.runs or Path(temporary)) / name.replace(" ", "-")
             record["arms"][name] = train(arguments.data, folder, carry, unit, amount)
-            print(name, json.dumps({k: v for k, v in record["arms"][name].items() if k != "curve"}), flush=True)
+            print(name, json.dumps({k: v for k, v in record["arms"][name].items() if "curve" not in k}), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     if arguments.plot:
