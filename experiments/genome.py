@@ -3,8 +3,9 @@
     python experiments/genome.py --data NC_008253.fna.gz --out genome.json --plot genome.png
 
 The genome is that of Escherichia coli 536, a file of Debian's package bowtie-examples; without --data it is looked for
-where that puts it. Each model is trained for so many minutes (--minutes, 10 by default), so nothing else should run.
-All are asked for the last tenth of the genome, in bits per base.
+where that puts it. Each model is trained for so many minutes (--minutes, 10 by default), so nothing else should run; or
+for so many steps (--steps), which are the same whatever else runs, with the schedule that follows their number. All are
+asked for the last tenth of the genome, in bits per base.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from statewise.training.presets import PRESETS
 
 ORDER = 12
 STRENGTHS = (16.0, 64.0, 256.0, 1024.0)  # what the order below counts for, beside an observation
+LOOKS = 10  # at the validation split, if the budget is in steps
 ARMS = {"carried": "true", "from rest": "false"}
 
 
@@ -103,10 +105,14 @@ def call(*words: str) -> str:
     return done.stdout
 
 
-def train(data: str, folder: Path, carry: str, minutes: float) -> dict[str, Any]:
-    """Trains one arm, and evaluates it on the last tenth from one stream."""
-    print(f"training for {minutes:g} minutes, train.carry_state={carry}", flush=True)
-    settings = ["--set", f"train.carry_state={carry}", "--minutes", str(minutes)]
+def train(data: str, folder: Path, carry: str, unit: str, amount: float) -> dict[str, Any]:
+    """Trains one arm, and evaluates it on the last tenth from one stream. unit: "minutes" or "steps"."""
+    print(f"training for {amount:g} {unit}, train.carry_state={carry}", flush=True)
+    settings = ["--set", f"train.carry_state={carry}", f"--{unit}", str(amount)]
+    if unit == "steps":  # looks at the same steps, whatever else runs
+        looks = max(1, round(amount / LOOKS))
+        for name, value in (("every", looks), ("minutes", "null")):
+            settings += ["--set", f"train.reporting.evaluate_{name}={value}"]
     call("train", "--preset", "genome", "--data", data, "--out", str(folder), *settings)
     evaluated = {
         name: json.loads(call("evaluate", str(folder), "--split", "test", "--no-compressors", "--json", *more))
@@ -114,12 +120,15 @@ def train(data: str, folder: Path, carry: str, minutes: float) -> dict[str, Any]
     }
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     last = [line for line in lines if line["kind"] == "train"][-1]
+    per_step = last["tokens"] // last["step"]
+    seen = [line for line in lines if line["kind"] == "evaluation"]
     return {
         "bits_per_base": evaluated["carried"]["bits_per_byte"],
         "bits_per_base_in_windows": evaluated["windows"]["bits_per_byte"],
         "steps": last["step"],
         "tokens": last["tokens"],
-        "curve": [[line["seconds"], line["bits_per_byte"]] for line in lines if line["kind"] == "evaluation"],
+        "curve": [[line["seconds"], line["bits_per_byte"]] for line in seen],
+        "tokens_of_curve": [line["step"] * per_step for line in seen],
     }
 
 
@@ -129,19 +138,19 @@ def draw(record: dict[str, Any], path: Path) -> None:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    by_steps = record.get("budget", {}).get("unit") == "steps"
     figure, ax = plt.subplots(figsize=(7.2, 3.4), layout="constrained")
     for name, style in zip(ARMS, ("o-", "s--")):
         arm = record["arms"][name]
         points = np.array(arm["curve"])
-        ax.plot(
-            points[:, 0] / 60, points[:, 1], style, markersize=3, label=f"states {name}: {arm['bits_per_base']:.4f}"
-        )
+        x = np.array(arm["tokens_of_curve"]) / 1e6 if by_steps else points[:, 0] / 60
+        ax.plot(x, points[:, 1], style, markersize=3, label=f"states {name}: {arm['bits_per_base']:.4f}")
     for name, value in (
         ("order 12, counting on", record["contexts"]["adaptive"]),
         ("order 12, frozen", record["contexts"]["frozen"]),
     ):
         ax.axhline(value, color="0.5", linestyle=":" if "frozen" in name else "-.", label=f"{name}: {value:.4f}")
-    ax.set(xlabel="minutes of training", ylabel="bits per base")
+    ax.set(xlabel="millions of bases read" if by_steps else "minutes of training", ylabel="bits per base")
     ax.set_ylim(top=2.02)
     ax.legend(frameon=False, title=f"last tenth (xz -9: {record['xz']['alone']:.3f})", loc="upper right")
     ax.grid(alpha=0.3)
@@ -151,7 +160,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="e-coli")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, default=10.0, help="of each arm (10)")
+    budget.add_argument("--steps", type=int, help="of each arm, instead of minutes")
     parser.add_argument("--runs", type=Path, help="where the runs are kept; without it they are not")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -171,12 +182,13 @@ def main() -> None:
     record["contexts"]["seconds"] = time.perf_counter() - begun
     record["xz"] = by_xz(text, begin)
     print(json.dumps({"order 12": record["contexts"], "xz -9": record["xz"]}, indent=1), flush=True)
-    record["minutes"], record["arms"] = arguments.minutes, {}
+    unit, amount = ("minutes", arguments.minutes) if arguments.steps is None else ("steps", arguments.steps)
+    record["budget"], record["arms"] = {"unit": unit, "of_each_arm": amount}, {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, carry in ARMS.items():
             folder = (arguments.runs or Path(temporary)) / name.replace(" ", "-")
-            record["arms"][name] = train(arguments.data, folder, carry, arguments.minutes)
-            print(name, json.dumps({k: v for k, v in record["arms"][name].items() if k != "curve"}), flush=True)
+            record["arms"][name] = train(arguments.data, folder, carry, unit, amount)
+            print(name, json.dumps({k: v for k, v in record["arms"][name].items() if "curve" not in k}), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     if arguments.plot:

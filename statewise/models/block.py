@@ -131,16 +131,20 @@ class Block(Layer):
     def mix(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
         if isinstance(self.mixer, NoMixer):
             _, state = self.mixer(x, state, masks=masks)  # which looks at the state
-            assert self.mlp is not None
-            assert self.mlp_norm is not None
-            return self._leave(x, self.mlp(self._enter(self.mlp_norm, x, masks)), self.mlp_norm, masks), state
+            return self._through_mlp(x, x, masks), state
         before = x
         y, state = self.mixer(self._enter(self.mixer_norm, x, masks), state, masks=masks)
         x = self._leave(x, y, self.mixer_norm, masks)
-        if self.mlp is not None and self.mlp_norm is not None:
-            read = before if self.config.placement == "parallel" else x
-            x = self._leave(x, self.mlp(self._enter(self.mlp_norm, read, masks)), self.mlp_norm, masks)
+        if self.mlp is not None:
+            x = self._through_mlp(x, before if self.config.placement == "parallel" else x, masks)
         return x, state
+
+    def _through_mlp(self, x: Tensor, read: Tensor, masks: Masks) -> Tensor:
+        """x with what the MLP makes of ``read``."""
+        assert self.mlp is not None
+        entered = self._enter(self.mlp_norm, read, masks)
+        y = self.mlp(entered, masks) if isinstance(self.mlp, MoE) else self.mlp(entered)
+        return self._leave(x, y, self.mlp_norm, masks)
 
     def _enter(self, norm: nn.Module | None, x: Tensor, masks: Masks) -> Tensor:
         """What a branch reads of the residual stream."""

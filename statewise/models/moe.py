@@ -18,6 +18,8 @@ from statewise.mixers.activations import ACTIVATIONS
 from statewise.mixers.projection import WEIGHT_STD, Linear, draw_normal
 from statewise.models.mlp import MLP, MLPConfig
 from statewise.models.quantised import matrices_of
+from statewise.models.routing import Watch
+from statewise.operators.masks import NO_MASKS, Masks
 from statewise.precision import full_precision
 
 ROUTERS = ("softmax", "softmax_chosen", "sigmoid")
@@ -36,7 +38,7 @@ class MoEConfig(Config):
     normalize_eps:   is added to that sum
     route_scale:     by which the weights are multiplied
     correction_bias: each expert has a number that is added to its sigmoid where experts are chosen, and not where they
-                     are weighted; it is a buffer, which no gradient reaches
+                     are weighted; it is a buffer, which no gradient reaches, and ``train.routing.bias_step`` moves
     n_groups, n_groups_active: experts are chosen within the best groups of experts alone, a group's score being the sum
                      of its two best; with "sigmoid"
     shared:          an MLP that every step passes, added to the experts'
@@ -100,7 +102,12 @@ class Routes(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores each expert for each step, and chooses."""
+    """Scores each expert for each step, and chooses.
+
+    watch: sums up what it does in training mode, if somebody asks: see :class:`~statewise.models.routers.Routers`
+    """
+
+    watch: Watch | None = None
 
     def __init__(self, d_model: int, config: MoEConfig) -> None:
         super().__init__()
@@ -109,11 +116,15 @@ class Router(nn.Module):
         self.bias: Tensor | None
         self.register_buffer("bias", torch.zeros(config.n_experts) if config.correction_bias else None)
 
-    def forward(self, x: Tensor) -> Routes:
-        """x: (steps, d_model)."""
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Routes:
+        """x: (steps, d_model)   valid: (steps,) bool, the real ones; None: all."""
         dtype = torch.promote_types(full_precision(x.dtype), full_precision(self.map.weight.dtype))
         with _unrounded(x):
-            return self.choose(x.to(dtype) @ self.map.weight.to(dtype).T)
+            scores = x.to(dtype) @ self.map.weight.to(dtype).T
+            routes = self.choose(scores)
+            if self.watch is not None and self.training:
+                self.watch.add(scores, routes.chosen, self.config.router, valid)
+        return routes
 
     def choose(self, scores: Tensor) -> Routes:
         """The experts of each step, by their scores (steps, n_experts)."""
@@ -250,10 +261,10 @@ class MoE(nn.Module):
         if self.shared_gate is not None:
             draw_normal(std, self.shared_gate)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks = NO_MASKS) -> Tensor:
         steps = x.flatten(0, -2)
         read = steps if self.latent_in is None else self.latent_in(steps)
-        y = self.experts(read, self.router(steps))
+        y = self.experts(read, self.router(steps, None if masks.valid is None else masks.valid.flatten()))
         if self.latent_out is not None:
             y = self.latent_out(y)
         if self.shared is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+
+from statewise.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +20,14 @@ class Answers(abc.ABC):
     step: (n,) int64, and which step of it; None from a model that gives one answer for a whole row
     asked, asked_by: (n,) what each row is called: the file that it comes from ("file"), the line of a text, from 1
         ("line"), or what a table calls it (the name of that column); None where rows have only numbers
+    kept: (n,) for each column of the data that was to be kept
     """
 
     row: np.ndarray
     step: np.ndarray | None = None
     asked: np.ndarray | None = None
     asked_by: str = "file"
+    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -33,15 +37,23 @@ class Answers(abc.ABC):
         """What was answered: (n,) for each name."""
 
     def columns(self) -> dict[str, np.ndarray]:
-        """(n,) for each name: "row", what it is called if it has a name, "step" where there are steps, and what was
-        answered.
+        """(n,) for each name: "row", what it is called if it has a name, what was kept, "step" where there are steps,
+        and what was answered.
+
+        Errors:  InputError for a column to keep that is called as one of these.
         """
         own = self.own_columns()
         taken = {"row", "step", *own}
         name = self.asked_by if self.asked_by not in taken else "name"
         names = {} if self.asked is None else {name: self.asked}
         steps = {} if self.step is None else {"step": self.step}
-        return {"row": self.row, **names, **steps, **own}
+        kept = {column: cells for column, cells in self.kept.items() if column not in names}
+        for column in kept:
+            if column in {"row", *steps, *own}:
+                raise InputError(
+                    f"the answers have a column {column!r} of their own; rename that column of the data to keep it"
+                )
+        return {"row": self.row, **names, **kept, **steps, **own}
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict of plain values for each answer."""
@@ -121,16 +133,24 @@ def joined(parts: Sequence[Answers]) -> Answers:
     """Answers of one kind, one after the other."""
     first = parts[0]
     together: dict[str, Any] = {}
-    for field in fields(first):
-        values = [getattr(part, field.name) for part in parts]
-        together[field.name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
+    for one in fields(first):
+        values = [getattr(part, one.name) for part in parts]
+        together[one.name] = _over(values)
     return type(first)(**together)
 
 
 def taken(answers: Answers, order: np.ndarray) -> Answers:
     """Some of them, in this order."""
-    chosen = {field.name: getattr(answers, field.name) for field in fields(answers)}
+    chosen = {one.name: getattr(answers, one.name) for one in fields(answers) if one.name != "kept"}
+    chosen["kept"] = {name: cells[order] for name, cells in answers.kept.items()}
     return type(answers)(**{k: v[order] if isinstance(v, np.ndarray) else v for k, v in chosen.items()})
+
+
+def _over(values: list[Any]) -> Any:
+    """Arrays, or arrays by name, one after the other; of anything else the first."""
+    if isinstance(values[0], Mapping):
+        return {name: np.concatenate([value[name] for value in values]) for name in values[0]}
+    return np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
 
 
 def _numbered(name: str, values: np.ndarray) -> dict[str, np.ndarray]:

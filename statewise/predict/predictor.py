@@ -32,6 +32,7 @@ from statewise.predict.answers import Answers, Classes, Embeddings, Likelihoods,
 from statewise.predict.asked import ARRAYS, NamedRows, rows_at, rows_of_frame, rows_of_paths
 from statewise.predict.forecasting import Forecasting
 from statewise.predict.forecasts import Forecasts
+from statewise.predict.kept import require_no_fields
 from statewise.predict.rows import as_batch, as_rows, files_of
 from statewise.predict.stream import Stream
 from statewise.predict.texts import encode_texts, texts_at, texts_of_frame
@@ -67,7 +68,13 @@ class Predictor(Forecasting):
         return class_names(self.model)
 
     def predict(
-        self, x: Any, *, lengths: Any = None, batch_size: int = 64, progress: Progress | None = None
+        self,
+        x: Any,
+        *,
+        lengths: Any = None,
+        keep_fields: Sequence[str] = (),
+        batch_size: int = 64,
+        progress: Progress | None = None,
     ) -> Classes | Numbers | Likelihoods | Forecasts:
         """The answers to rows, or to texts; of a forecaster those of :meth:`forecast`.
 
@@ -77,6 +84,7 @@ class Predictor(Forecasting):
                  sounds, one of them or a list of them, a table; see :func:`statewise.predict.asked.rows_at`. Or, for
                  a model that was trained on a table, a DataFrame: the model finds its columns by their names
         lengths: (n,) where x is padded
+        keep_fields: columns of a table, or fields of records, to have beside the answers, such as an id
         progress: is called with the number of rows answered so far, and the number of all rows
 
         Numerics: a row is scaled in its own precision: give the one that you trained on, float32 for float32.
@@ -84,15 +92,23 @@ class Predictor(Forecasting):
                   DataError for files that it does not read.
         """
         if isinstance(self.model, (Forecaster, StructuralForecaster)):
+            require_no_fields(keep_fields, "forecasts have the series and the time of each answer")
             return self.forecast(x, batch_size=batch_size, progress=progress)
-        parts = list(self.batches(self.rows(x, lengths), batch_size=batch_size, progress=progress))
+        rows = self.rows(x, lengths, keep_fields=keep_fields)
+        parts = list(self.batches(rows, batch_size=batch_size, progress=progress))
         return joined(parts)  # type: ignore[return-value]
 
     def embed(
-        self, x: Any, *, lengths: Any = None, batch_size: int = 64, progress: Progress | None = None
+        self,
+        x: Any,
+        *,
+        lengths: Any = None,
+        keep_fields: Sequence[str] = (),
+        batch_size: int = 64,
+        progress: Progress | None = None,
     ) -> Embeddings:
         """The pooled features of rows, which the model's head reads. Arguments and errors: as :meth:`predict`."""
-        rows = self.rows(x, lengths)
+        rows = self.rows(x, lengths, keep_fields=keep_fields)
         parts = list(self.batches(rows, batch_size=batch_size, progress=progress, embeddings=True))
         return joined(parts)  # type: ignore[return-value]
 
@@ -108,19 +124,27 @@ class Predictor(Forecasting):
             raise InputError(f"a {type(self.model).__name__} {other}")
         return Stream(self.model, self.answer, batch)
 
-    def rows(self, x: Any, lengths: Any = None, *, array: str | None = None) -> Sequence[Any]:
+    def rows(
+        self, x: Any, lengths: Any = None, *, array: str | None = None, keep_fields: Sequence[str] = ()
+    ) -> Sequence[Any]:
         """Your data as rows or texts. ``array``: which one of an .npz. Errors: as :meth:`predict`."""
+        if isinstance(keep_fields, str):
+            raise InputError(f"keep_fields={keep_fields!r} is one text; give a list of names: [{keep_fields!r}]")
         if isinstance(self.model, (Forecaster, StructuralForecaster)):
             raise InputError(f"a {type(self.model).__name__} forecasts; use forecast, or statewise forecast")
         if isinstance(x, os.PathLike) and Path(x).suffix not in ARRAYS and (reads := self._texts_field) is not None:
-            x = texts_at(Path(x), *reads)
+            x, keep_fields = texts_at(Path(x), *reads, keep=keep_fields), ()
         elif (frame := frame_of(x)) is not None:
             if (reads := self._texts_field) is None:
-                return rows_of_frame(frame, self.model.config)  # type: ignore[arg-type]
-            x = texts_of_frame(frame, *reads)
+                return rows_of_frame(frame, self.model.config, keep_fields)  # type: ignore[arg-type]
+            x, keep_fields = texts_of_frame(frame, *reads, keep=keep_fields), ()
         if isinstance(self.model, SequenceModel) and (paths := _paths(x, self.model.config)) is not None:
             config = self.model.config
-            return rows_at(paths, config, array) if isinstance(paths, Path) else rows_of_paths(paths, config)
+            if isinstance(paths, Path):
+                return rows_at(paths, config, array, keep_fields)
+            require_no_fields(keep_fields, "the files of a list have no columns, and the answers name each file")
+            return rows_of_paths(paths, config)
+        require_no_fields(keep_fields, "values in memory have no columns, and their rows are numbered")
         rows: Sequence[Any] = [x] if isinstance(x, str) else x
         if isinstance(self.model, SequenceModel):
             config = self.model.config
@@ -167,6 +191,8 @@ class Predictor(Forecasting):
             if (names := getattr(rows, "names", None)) is not None:
                 asked = np.array(names[begin : begin + pool])[pooled.row - begin]
                 pooled = replace(pooled, asked=asked, asked_by=rows.named_by)  # type: ignore[attr-defined]
+            if (kept := getattr(rows, "kept", None)) is not None:
+                pooled = replace(pooled, kept=kept.beside(pooled.row, pooled.step))
             yield pooled
 
     def _answer_batch(self, rows: Sequence[Any], numbers: np.ndarray, embeddings: bool) -> Answers:
@@ -262,7 +288,7 @@ def _paths(x: Any, config: SequenceModelConfig) -> Path | list[Path] | None:
 
 def _named_like(given: Sequence[Any], rows: list[np.ndarray]) -> list[np.ndarray]:
     """The rows, called as those that they were made of."""
-    return NamedRows(rows, given.names, given.named_by) if isinstance(given, NamedRows) else rows
+    return NamedRows(rows, given.names, given.named_by, given.kept) if isinstance(given, NamedRows) else rows
 
 
 def class_names(model: Model) -> tuple[str, ...]:

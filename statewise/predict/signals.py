@@ -33,24 +33,28 @@ THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
 DECIMALS = re.compile(r"[+-]?\d+,0\d.*|[+-]0,.*", re.ASCII)  # two whole numbers are not written so
 
 
-def read_signal(path: Path, config: SequenceModelConfig) -> np.ndarray:
-    """(length, d_input) of a file, compressed or not. Errors: DataError, as :func:`read_steps`."""
+def read_signal(path: Path, config: SequenceModelConfig, keep: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """(length, d_input) of a file, compressed or not, and (length, ...) its cells to keep.
+
+    Errors:  DataError, as :func:`read_steps`.
+    """
     with reading(path), unfolded(path) as file:
         data = file.read()
     try:
         lines = list(io.StringIO(data.decode("utf-8-sig"), newline=None))
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in UTF-8 (byte {error.start}); save it as UTF-8") from error
-    steps = list(read_steps(lines, str(path), config, lines))
+    steps = list(read_steps(lines, str(path), config, lines, keep))
     if not steps:
         raise DataError(f"{path} holds no numbers; expected a step on each line")
-    return np.array(steps)
+    return np.array([step for step, _ in steps]), np.array([cells for _, cells in steps], object)
 
 
 def read_steps(
-    lines: Iterable[str], where: str, config: SequenceModelConfig, known: Sequence[str] = ()
-) -> Iterator[list[float]]:
-    """The numbers of each step that the model reads. Blank lines are skipped.
+    lines: Iterable[str], where: str, config: SequenceModelConfig, known: Sequence[str] = (), keep: Sequence[str] = ()
+) -> Iterator[tuple[list[float], list[str]]]:
+    """The numbers of each step that the model reads, and its cells in the columns to ``keep``, which a line of names
+    has to name. Blank lines are skipped.
 
     A first line names the columns if it holds something else than numbers. If the model knows what its columns are
     called, they are found by these names, and others are skipped; if not, or if there are no names, there are as
@@ -74,7 +78,9 @@ def read_steps(
             continue
         if form is None:
             body = [text for text in map(str.strip, known) if text][names is not None :] or [line]
-            form = _unnamed(body, config, place) if names is None else _named(names, body, config, where)
+            form = _unnamed(body, config, place) if names is None else _named(names, body, config, where, keep)
+            if keep and names is None:
+                raise DataError(f"{where} has no line of names, and so no column {excerpt(keep[0])} to keep; write one")
             form.settle(body)
             first = (line, place) if names is None else None
         elif first is not None:
@@ -130,6 +136,7 @@ class _Form:
     """separator: of the cells; None: there is one in a line   n_cells: in each line   places: of those that are read
     decimal:   "." or ",", as soon as a number says it
     row, time: the places of what sequence a step belongs to, and when it is; None: not there
+    kept:      the places of cells that are kept as they stand
     """
 
     separator: str | None
@@ -140,11 +147,12 @@ class _Form:
     decimal: str | None = None
     sequence: str | None = None  # the first step's
     latest: float = -np.inf
+    kept: Sequence[int] = ()
 
     def split(self, line: str) -> list[str]:
         return _split(line, self.separator)
 
-    def step(self, line: str, place: str) -> list[float]:
+    def step(self, line: str, place: str) -> tuple[list[float], list[str]]:
         cells = self.split(line)
         if len(cells) != self.n_cells:
             raise DataError(f"{place}: {excerpt(line)} has {_counted(len(cells), 'cell')}; expected {self.n_cells}")
@@ -152,7 +160,7 @@ class _Form:
             self._require_same(cells[self.row], place)
         if self.time is not None:
             self._require_later(cells[self.time], place)
-        return [self._number(cells[i], line, place) for i in self.places]
+        return [self._number(cells[i], line, place) for i in self.places], [cells[i] for i in self.kept]
 
     def settle(self, body: Sequence[str]) -> None:
         """Looks for a number that says which mark is decimal."""
@@ -228,19 +236,24 @@ def _unnamed(body: Sequence[str], config: SequenceModelConfig, place: str) -> _F
     return _Form(separator, n_cells, range(n_cells))
 
 
-def _named(names: str, body: Sequence[str], config: SequenceModelConfig, where: str) -> _Form:
+def _named(names: str, body: Sequence[str], config: SequenceModelConfig, where: str, keep: Sequence[str]) -> _Form:
     """Columns by the names above them, as far as the model knows any. Errors: DataError, as :func:`read_steps`."""
     columns, files = columns_of(config), files_of(config)
     separator = _separator_below(names, body, columns, where)
     cells = [_name(cell) for cell in _split(names, separator)]
     line = f"{where}: its first line, {excerpt(names)},"
+    missing = [name for name in keep if name not in cells]
+    if missing:
+        raise DataError(f"{line} has no column {excerpt(missing[0])} to keep; it has {few(cells)}")
+    kept = [cells.index(name) for name in keep]
     if not columns or files is None:
-        if config.d_input not in (None, len(cells)):
-            n = _counted(len(cells), "column")
+        read = [i for i in range(len(cells)) if i not in kept]
+        if config.d_input not in (None, len(read)):
+            n = _counted(len(read), "column")
             raise DataError(f"{line} names {n}; give only those that this model reads, {_expected(config)}")
         if any(map(NUMBER.fullmatch, cells)) or any(map(AS_PEOPLE_WRITE.fullmatch, cells)):
             raise DataError(f"{line} is neither a step of numbers nor a line of names; expected {_expected(config)}")
-        return _Form(separator, len(cells), range(len(cells)))
+        return _Form(separator, len(cells), read, kept=kept)
     lacking = [name for name in columns if name not in cells]
     if lacking:
         raise DataError(f"{line} has no column {excerpt(lacking[0])}; this model reads {_expected(config)}")
@@ -248,7 +261,7 @@ def _named(names: str, body: Sequence[str], config: SequenceModelConfig, where: 
     if twice:
         raise DataError(f"{line} names {excerpt(twice[0])} twice; give each column its own name")
     row, time = (cells.index(name) if name in cells else None for name in (files.row_field, files.time_field))
-    return _Form(separator, len(cells), [cells.index(name) for name in columns], row, time)
+    return _Form(separator, len(cells), [cells.index(name) for name in columns], row, time, kept=kept)
 
 
 def _separator_below(names: str, body: Sequence[str], columns: Sequence[str], where: str) -> str | None:

@@ -207,6 +207,24 @@ class ParallelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoutingConfig(Config):
+    """What keeps the experts of mixtures in use (``MoEConfig``). All 0: nothing, and then routers tend to choose the
+    same few.
+
+    balance:   weight of the load-balancing loss, in each layer: usually 0.01 or 0.001
+    z:         weight of the loss that keeps a router's scores small: usually 0.001
+    bias_step: by how much, after each step, the bias falls of each expert that was chosen more than the mean, and
+               rises of the others: usually 0.001. It balances without a loss; needs ``MoEConfig.correction_bias``
+    Source:    the equations are those of :func:`statewise.models.routing.router_loss` and
+               :meth:`statewise.models.routers.Routers.step`.
+    """
+
+    balance: NonNegative = 0.0
+    z: NonNegative = 0.0
+    bias_step: NonNegative = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
     """How a model is trained: groups that each answer one question, what a step reads, and how it is computed.
 
@@ -223,6 +241,7 @@ class TrainConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     reporting: ReportingConfig = ReportingConfig()
     parallel: ParallelConfig = ParallelConfig()  # over the processes that torchrun starts
+    routing: RoutingConfig = RoutingConfig()
 
     initial: Name | None = None  # the checkpoint whose parameters a new run begins with; null: drawn from the seed
 

@@ -68,6 +68,10 @@ class Course:
         progress.n_steps += 1
         progress.losses += loss
         progress.step_seconds += seconds
+        routers, experts = self.state.routers, {}
+        if routers is not None:
+            progress.expert_loads += routers.load
+            experts = {"expert_load": progress.expert_loads / progress.n_steps}
         mean_loss = progress.losses / progress.n_steps
         units, before = units_in(self.state, progress.step), units_in(self.state, progress.step - progress.n_steps)
         return {
@@ -78,6 +82,7 @@ class Course:
             **task.from_loss(mean_loss),
             "gradient_norm": norm,
             "lr": lr,
+            **experts,
             task.unit: units,
             f"{task.unit}_per_second": (units - before) / max(progress.step_seconds, 1e-9),
         }
@@ -87,7 +92,7 @@ class Course:
         progress = self.state.progress
         if progress.step % self.reporting.log_every == 0 or done:
             self.write(record)
-            progress.n_steps, progress.losses, progress.step_seconds = 0, 0.0, 0.0
+            progress.n_steps, progress.losses, progress.step_seconds, progress.expert_loads = 0, 0.0, 0.0, 0.0
 
     def should_evaluate(self, done: bool) -> bool:
         progress = self.state.progress

@@ -153,6 +153,10 @@ class Ranks:
     def gather(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sums the gradients of all ranks' parts, where no backward pass has done so."""
 
+    def summed(self, counts: Tensor) -> Tensor:
+        """The sum of what each rank counted in its part of a batch."""
+        return counts
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """Over all parameters, on whatever rank they are."""
         return get_total_norm(gradients)

@@ -191,9 +191,11 @@ def event_line(record: Mapping[str, Any], task: Task[Any, Any] | None) -> str | 
 
 
 def progress_line(record: Mapping[str, Any], task: Task[Any, Any]) -> str:
-    """What a "train" record says beside a bar: the loss, what else the task shows, and the speed."""
+    """What a "train" record says beside a bar: the loss, what else the task shows, how many times the mean the busiest
+    expert has, and the speed."""
     speed = f"{record[f'{task.unit}_per_second']:,.0f} {SHORT.get(task.unit, task.unit)}/s"
-    return f"{task.progress_line.format(**record)} {speed}"
+    load = f" load {record['expert_load']:.2f}" if "expert_load" in record else ""
+    return f"{task.progress_line.format(**record)}{load} {speed}"
 
 
 def summary_table(record: Mapping[str, Any]) -> Table:

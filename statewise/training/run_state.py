@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from statewise import checkpoints
 from statewise.checkpoints import flatten_tree, unflatten_into
 from statewise.checkpoints.tensor_files import stored_tensors
 from statewise.errors import CheckpointError, ConfigError, DivergedError, InputError
+from statewise.models.routers import Routers
 from statewise.models.through_time import refuse_whole_batches
 from statewise.training.diagnose import non_finite
 from statewise.training.environment import seed_generators
@@ -22,6 +24,7 @@ from statewise.training.initial_tokenizer import require_own_tokenizer
 from statewise.training.memory_check import require_memory
 from statewise.training.optimizer import ParameterGroup, build_optimizer, parameter_groups
 from statewise.training.ranks import Ranks, Whole
+from statewise.training.routing import watched
 from statewise.training.run_folder import RUN, RunFolder
 from statewise.training.same_data import as_written_now, require_same_data
 from statewise.training.snapshot import capture_optimizer, restore_optimizer
@@ -41,6 +44,7 @@ class Progress:
     n_steps: int = 0
     losses: float = 0.0
     step_seconds: float = 0.0
+    expert_loads: float = 0.0
 
 
 class RunState:
@@ -72,6 +76,7 @@ class RunState:
             ranks.agree(lambda: require_own_tokenizer(initial, run.config.data, self.task))
         self.model = ranks.build(self.task.run, self.task, self.device, latest or initial).train()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
+        self.routers: Routers | None = watched(self.model, self.config.routing)
         if self.config.pieces > 1:
             self._require_pieces()
         self.carried: Any = self.task.initial_state(self.model) if self.config.carry_state else None  # of all rows
@@ -90,6 +95,10 @@ class RunState:
         else:
             ranks.begin_generators(self.config.seed, 0)
         self.carried = ranks.rows_of(self.carried)
+
+    def watching(self) -> AbstractContextManager[object]:
+        """Around a call of the model that its routers' experts are counted in."""
+        return nullcontext() if self.routers is None else self.routers
 
     def _require_pieces(self) -> None:
         """Errors: ConfigError for a model, a task or several processes that cannot read sequences in pieces."""
@@ -186,7 +195,8 @@ class RunState:
         tensors, data = self.ranks.agree(lambda: checkpoints.read_trainer(checkpoint, mapped=True))
         data = as_written_now(data)
         require_same_data(self.task, data, checkpoint, "put them back as they were, or begin a new run")
-        self.progress = Progress(**{field.name: data[field.name] for field in fields(Progress)})
+        known = {field.name: data[field.name] for field in fields(Progress) if field.name in data}
+        self.progress = Progress(**known)  # earlier versions had fewer
         restore_optimizer(self.optimizer, self.groups, tensors, self.ranks.part_like)
         if self.carried is not None:
             own_memory = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("state.")}

@@ -17,6 +17,7 @@ from statewise.training.diagnose import first_non_finite, is_finite
 from statewise.training.environment import autocast
 from statewise.training.optimizer import set_learning_rate
 from statewise.training.ranks import Loss
+from statewise.training.routing import part_of_loss
 from statewise.training.run_state import RunState
 from statewise.training.snapshot import set_torch_generators, torch_generators
 
@@ -50,7 +51,8 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
             continue
         with ranks.gathering(last=number == config.accumulation - 1):
             loss = _share_of_loss(state, number, loss_of)
-            ranks.backward(loss)
+            routing = _part_of_routers(state)
+            ranks.backward(loss if routing is None else loss + routing)
         total += loss.detach()
     if config.pieces > 1:
         ranks.gather(state.parameters)
@@ -59,6 +61,8 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     if not (math.isfinite(total_value) and math.isfinite(norm_value)):
         set_torch_generators(generators, state.device)
         state.carried = carried
+        if state.routers is not None:
+            state.routers.forget()
         raise not_finite(state, total_value, norm_value, eager)
     clip_norm = config.optimizer.clip_norm
     if clip_norm is not None:
@@ -66,6 +70,8 @@ def update(state: RunState, lr: float, loss_of: Loss, eager: Loss) -> tuple[floa
     with of_parameters():
         state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
+    if state.routers is not None:
+        state.routers.step(config.routing.bias_step)
     state.progress.step += 1
     state.progress.validation = None
     return total_value, norm_value
@@ -96,13 +102,22 @@ def _share_of_loss(state: RunState, number: int, loss_of: Loss) -> Tensor:
     batch = _without_empty_starts(state.batches[state.progress.step * config.accumulation + number])
     batch, share = state.ranks.part_of(state.task, batch)
     batch = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, batch)
-    with autocast(config.precision, state.device):
+    with autocast(config.precision, state.device), state.watching():
         loss, carried = loss_of(batch, state.carried)
     if carried is not None:
         state.carried = tree_map(torch.Tensor.detach, carried)  # gradients end where the batch began
     if share is not None:
         loss = loss * share if share else loss.nan_to_num(0.0) * 0.0  # the mean of no targets is not a number
     return loss / config.accumulation
+
+
+def _part_of_routers(state: RunState, piece: int | None = None) -> Tensor | None:
+    """What the routers add to the loss of what was read last: a micro-batch, or a piece of it."""
+    if state.routers is None:
+        return None
+    if piece is None:
+        state.routers.begin()
+    return part_of_loss(state.routers, state.config.routing, state.ranks, state.config.accumulation, piece or 0)
 
 
 def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
@@ -113,20 +128,30 @@ def _in_pieces(state: RunState, number: int, loss_of: Loss) -> Tensor:
     if before is None:
         before = state.model.initial_state(len(ranks.rows_of(batch.inputs)), device=state.device)
     n_pieces = task.n_pieces(batch)
+    losses = torch.zeros(n_pieces, device=state.device)  # without the routers'
+    if state.routers is not None:
+        state.routers.begin()
 
     def read(number: int, before: Any) -> tuple[Tensor | None, Any]:
         piece, share = ranks.piece_of(task, batch, number, n_pieces)
         piece = tree_map(lambda leaf: leaf.to(state.device) if isinstance(leaf, Tensor) else leaf, piece)
-        with autocast(config.precision, state.device):
+        with autocast(config.precision, state.device), state.watching():
             loss, after = loss_of(piece, before)
-        if not share:  # the mean of no targets is not a number; ranks that share rows wait for each other's gradients
-            return (loss.nan_to_num(0.0) * 0.0 if ranks.waits else None), after
-        return loss * share / config.accumulation, after
+        routing = _part_of_routers(state, number)
+        # The mean of no targets is not a number; ranks that share rows wait for each other's gradients
+        loss = loss * share if share else loss.nan_to_num(0.0) * 0.0
+        if not share and not ranks.waits:
+            return routing, after
+        loss = loss / config.accumulation
+        if routing is None:
+            return loss, after
+        losses[number] = loss.detach()
+        return loss + routing, after
 
     loss, after, _ = through_time(read, n_pieces, before, state.device, handed=ranks.handed)
     if state.carried is not None:
         state.carried = after
-    return loss
+    return loss if state.routers is None or not state.routers.losses else losses.sum()
 
 
 def _without_empty_starts(batch: Any) -> Any:

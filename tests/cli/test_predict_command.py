@@ -160,6 +160,27 @@ def test_a_signal_from_standard_input(
     assert "leave it out" in refused("predict", trained / "run", "-", "--out", tmp_path / "a.csv")
 
 
+def test_columns_that_are_kept(
+    run: Run, refused: Callable[..., str], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream keeps what the last step of each answer has; arrays have no columns."""
+    lines = [f"{8 + i}:00,{1000 + i},s{i},{i}.5" for i in range(5)]
+    monkeypatch.setattr("sys.stdin", io.StringIO("when,left,who,right\n" + "\n".join(lines) + "\n"))
+    asked = ("predict", trained / "run", "-", "--every", "2", "--keep-field", "who", "--keep-field", "when")
+    found = run(*asked).records
+    assert [(one["steps"], one["who"], one["when"]) for one in found] == [
+        (2, "s1", "9:00"), (4, "s3", "11:00"), (5, "s4", "12:00")
+    ]  # fmt: skip
+    plain = "left,right\n" + "".join(f"{1000 + i},{i}.5\n" for i in range(5))
+    monkeypatch.setattr("sys.stdin", io.StringIO(plain))
+    without = run("predict", trained / "run", "-", "--every", "2").records
+    assert [{**one, "who": two["who"], "when": two["when"]} for one, two in zip(without, found)] == found
+    monkeypatch.setattr("sys.stdin", io.StringIO(plain))
+    assert "has no column 'who' to keep" in refused(*asked)
+    words = ("predict", trained / "run", trained / "own.npz", "--array", "test_x", "--keep-field", "id")
+    assert "id cannot be kept: arrays have no columns" in refused(*words, "--out", tmp_path / "a.csv")
+
+
 @pytest.mark.usefixtures("in_workplace")
 def test_texts(run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "import numpy"}\n"zqxj"\n')

@@ -64,10 +64,10 @@ READ: dict[str, tuple[SequenceModelConfig, str, Steps]] = {
 def test_a_file_and_a_stream_are_read_alike(tmp_path: Path, what: str) -> None:
     config, text, expected = READ[what]
     (tmp_path / "a.csv").write_text(text, "utf-8")
-    assert read_signal(tmp_path / "a.csv", config).tolist() == expected
+    assert read_signal(tmp_path / "a.csv", config)[0].tolist() == expected
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_signal(tmp_path / "a.csv.gz", config).tolist() == expected
-    assert list(read_steps(text.splitlines(keepends=True), "here", config)) == expected
+    assert read_signal(tmp_path / "a.csv.gz", config)[0].tolist() == expected
+    assert [step for step, _ in read_steps(text.splitlines(keepends=True), "here", config)] == expected
 
 
 TWICE = "may be one number with decimals, or two; write decimals with a point, or put semicolons between numbers"
@@ -118,11 +118,11 @@ def test_what_may_be_meant_otherwise_is_refused(tmp_path: Path, what: str) -> No
 
 def test_a_file_says_by_all_its_lines_how_numbers_are_written(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,5\n2,7\n3,05\n")
-    assert read_signal(tmp_path / "a.csv", ONE).tolist() == [[1.5], [2.7], [3.05]]
+    assert read_signal(tmp_path / "a.csv", ONE)[0].tolist() == [[1.5], [2.7], [3.05]]
     (tmp_path / "b.csv").write_text("1,5\n2,-7\n")
-    assert read_signal(tmp_path / "b.csv", TWO).tolist() == [[1, 5], [2, -7]]
+    assert read_signal(tmp_path / "b.csv", TWO)[0].tolist() == [[1, 5], [2, -7]]
     (tmp_path / "c.csv").write_text("wert\n1,500\n1,25\n")
-    assert read_signal(tmp_path / "c.csv", ONE).tolist() == [[1.5], [1.25]]
+    assert read_signal(tmp_path / "c.csv", ONE)[0].tolist() == [[1.5], [1.25]]
     for name in "abc":  # who sees the first line alone cannot tell
         config = ONE if name != "b" else TWO
         with pytest.raises(DataError, match=r"may (be one number with|have thousands or) decimals"):
@@ -164,9 +164,9 @@ def test_random_signals_are_read_as_they_were_written_or_refused(
         for is_file in (True, False):
             try:
                 if is_file:
-                    found = read_signal(tmp_path / "a.csv", config).tolist()
+                    found = read_signal(tmp_path / "a.csv", config)[0].tolist()
                 else:
-                    found = list(read_steps(rows, "here", config))
+                    found = [step for step, _ in read_steps(rows, "here", config)]
             except DataError:
                 n_refused += 1
                 continue

@@ -55,7 +55,12 @@ SINCE = {
     "optimizer": {"matrices": "adamw", "matrices_lr": 0.02, "matrices_momentum": 0.95, "matrices_weight_decay": 0.1},
     "reporting": {"log": []},
 }
-SINCE_BESIDE = {"initial": None, "pieces": 1, "short_first": False}  # the same beside the groups
+SINCE_BESIDE: dict[str, Any] = {  # the same beside the groups
+    "initial": None,
+    "pieces": 1,
+    "short_first": False,
+    "routing": {"balance": 0.0, "z": 0.0, "bias_step": 0.0},
+}
 
 
 def a_run(train: dict[str, Any]) -> RunConfig:

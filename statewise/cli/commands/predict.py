@@ -41,6 +41,15 @@ def predict(
     array: Annotated[
         str | None, typer.Option(help='Which array of an .npz, such as test_x. Default: "x", or the only one.')
     ] = None,
+    keep_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-field",
+            metavar="COLUMN",
+            help="A column of DATA to have beside the answers, such as an id. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="The pooled features that the head reads, instead of answers.")
     ] = False,
@@ -88,11 +97,12 @@ def predict(
                 raise typer.BadParameter("does not work with a stream; leave it out", param_hint=name)
         if not is_signal:
             raise typer.BadParameter("is for signals, but this model reads tokens; leave it out", param_hint="--follow")
-        _stream(predictor, data, every or 1)
+        _stream(predictor, data, every or 1, keep_field or [])
         return
     if every is not None:
         raise typer.BadParameter("is for streams: standard input, or --follow", param_hint="--every")
-    rows = predictor.rows(_standard_input()) if data == "-" else predictor.rows(Path(data), array=array)
+    asked = _standard_input() if data == "-" else Path(data)
+    rows = predictor.rows(asked, array=array, keep_fields=keep_field or [])
     with counted("answering") as progress:
         batches = predictor.batches(rows, batch_size=batch_size, progress=progress, embeddings=embeddings)
         write_answers(batches, out, overwrite)
@@ -110,8 +120,11 @@ def _standard_input() -> Sequence[str]:
     return texts
 
 
-def _stream(predictor: Predictor, data: str, every: int) -> None:
-    """An answer after every ``every`` steps, and after the last ones, with how many were read."""
+def _stream(predictor: Predictor, data: str, every: int, keep: Sequence[str]) -> None:
+    """An answer after every ``every`` steps, and after the last ones, with how many were read, and what the columns to
+    keep say of the last step, or of each one that has an answer."""
+    from dataclasses import replace
+
     import numpy as np
 
     from statewise.errors import DataError
@@ -120,17 +133,22 @@ def _stream(predictor: Predictor, data: str, every: int) -> None:
 
     stream = predictor.stream()
     piece: list[list[float]] = []
+    cells: list[list[str]] = []
     name = "standard input" if data == "-" else data
     lines = _lines_of_standard_input() if data == "-" else growing_lines(Path(data), _wait)
 
     def read() -> None:
         answers = stream(np.array([piece]))
+        kept = np.array(cells, object)[-1 if answers is not None and answers.step is None else 0 :]
         piece.clear()
+        cells.clear()
         if answers is not None:
+            answers = replace(answers, kept=dict(zip(keep, kept.T)))
             print_answers(answers, {} if answers.step is not None else {"steps": stream.n_read})
 
-    for step in read_steps(lines, name, stream.model.config):
+    for step, kept_cells in read_steps(lines, name, stream.model.config, keep=keep):
         piece.append(step)
+        cells.append(kept_cells)
         if len(piece) == every:
             read()
     if piece:

@@ -41,11 +41,13 @@ class Fields(NamedTuple):
 class Sequences(NamedTuple):
     """values: (length, d_input) each   where: the place of sequence i, for messages
     names: of long tables, what they are called there
+    rows: of long tables, (length,) each: the rows of the table that its steps are
     """
 
     values: list[np.ndarray]
     where: Callable[[int], str]
     names: list[str] | None = None
+    rows: list[np.ndarray] | None = None
 
 
 def decide_columns(table: Table, fields: Fields) -> tuple[FilesConfig, str]:
@@ -143,7 +145,8 @@ def _grouped(table: Table, files: FilesConfig, block: np.ndarray) -> Sequences:
             )
     ends = np.flatnonzero(np.diff(groups[order])) + 1
     names = list(number)
-    return Sequences(np.split(block[order], ends), lambda i: f"{table.path}, sequence {excerpt(names[i])}", names)
+    where = lambda i: f"{table.path}, sequence {excerpt(names[i])}"  # noqa: E731
+    return Sequences(np.split(block[order], ends), where, names, np.split(order, ends))
 
 
 def labels_of(table: Table, files: FilesConfig, label: str) -> np.ndarray:

@@ -257,6 +257,11 @@ class SeveralRanks(Ranks):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         parted.sum_over(gradients, self.layout.parts.get_group())
 
+    def summed(self, counts: Tensor) -> Tensor:
+        counts = counts.clone()
+        dist.all_reduce(counts, group=self.layout.parts.get_group())
+        return counts
+
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
         return parted.total_norm(gradients)
 
