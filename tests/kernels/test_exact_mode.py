@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exact_cases import HYBRIDS, cases, mixers, model_subject
+from families import MIXERS
 
 import statewise as sw
 from statewise import native
@@ -141,6 +142,20 @@ def test_what_has_no_exact_form_is_refused() -> None:
         with pytest.raises(sw.InputError, match=r"in C on the CPU"), sw.kernels.use("torch"):
             sw.MambaConfig(d_state=4).build(8)(torch.randn(1, 5, 8))
         assert torch.arange(4).cumsum(0).tolist() == [0, 1, 3, 6]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_parameters_are_drawn_as_outside(name: str) -> None:
+    def drawn() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        mixer = MIXERS[name].build(8)
+        once = [m.detach().clone() for m in mixer.state_dict().values()]
+        mixer.reset_parameters()
+        return once + list(mixer.state_dict().values())
+
+    with sw.exact():
+        inside = drawn()
+    assert all(torch.equal(*pair) for pair in zip(inside, drawn(), strict=True))
 
 
 def test_it_belongs_to_a_thread() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+from statewise.decoding.histories import AttentionHistory
 from statewise.decoding.instructions import Advance
 from statewise.decoding.latent import AppendLatent, TransposedLinear
 from statewise.decoding.latent import LatentAttention as Attend
 from statewise.decoding.operands import BLOCK, HEADS, Place
 from statewise.decoding.parts import emit_norm
 from statewise.decoding.program import Program
-from statewise.decoding.states import AttentionHistory, StateTable
+from statewise.decoding.states import StateTable
 from statewise.mixers.latent_attention import LatentAttention
 
 

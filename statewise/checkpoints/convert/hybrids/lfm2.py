@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from statewise.checkpoints.convert.delta_tables import gated_convolution, normed_attention
 from statewise.checkpoints.convert.fields import count, flag, number
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    WHERE,
-    gqa_attention,
-    head_dim,
-    layer_types,
-    model_fields,
-    rotary,
-)
-from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
+from statewise.checkpoints.convert.hybrids.common import D_HEAD, WHERE, layer_types, rotary, types_back
+from statewise.checkpoints.convert.hybrids.family import Family, Field, Part
+from statewise.checkpoints.convert.hybrids.parts import attention, each, gated
 from statewise.checkpoints.convert.layer_tables import gated_mlp
-from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gated_convolution import GatedConvolutionConfig
-from statewise.models.mlp import MLPConfig
 
 
 def width(value: Any, given: Config) -> float:
@@ -42,40 +33,37 @@ def kinds(given: Config) -> list[str]:
     return layer_types(given, ["full_attention" if i in attention else "conv" for i in every])
 
 
-def kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    return {"layer_types": list(names)}
-
-
 EPS = Field("norm_eps", 1e-5)
-HEADS = gqa_attention(32, 8, bias=None) | {
-    "d_head": Field("head_dim", None, lambda value, given: head_dim(given)),
-    "rotary_base": rotary(default_base=1e6, head_dim=head_dim)["rotary_base"],
-    "qk_norm_eps": EPS,
-}
-TABLE = partial(normed_attention, output="out_proj", norms=("q_layernorm", "k_layernorm"))
-ATTENTION = Part(AttentionConfig, "self_attn", TABLE, HEADS, {"qk_norm": "head"})
-TAPS = {"n_taps": Field("conv_L_cache", 3), "bias": Field("conv_bias", False)}
-CONVOLUTION = Part(GatedConvolutionConfig, "conv", gated_convolution, TAPS)
 WIDTH = Field("intermediate_size", 12288, width, lambda value, within, d_model: within.hidden_width(d_model))
-MLP = Part(
-    MLPConfig,
-    "feed_forward",
-    gated_mlp("w1", "w3", "w2"),
-    {"expand": WIDTH},
-    {"gated": True, "bias": False, "activation": "silu"},
+TAPS = {"n_taps": Field("conv_L_cache", 3), "bias": Field("conv_bias", False)}
+ATTENTION = attention(
+    "self_attn",
+    32,
+    8,
+    partial(normed_attention, output="out_proj", norms=("q_layernorm", "k_layernorm")),
+    bias=False,
+    d_head=D_HEAD,
+    rotary_base=rotary(default_base=1e6)["rotary_base"],
+    qk_norm="head",
+    qk_norm_eps=EPS,
 )
-NORMS = ("operator_norm", "ffn_norm")
-TIED = Field("tie_word_embeddings", True, lambda value, given: given.get("tie_embedding", value))
-FAMILIES = {
-    "lfm2": Family(
+FAMILIES = (
+    Family(
         model_type="lfm2",
         architecture="Lfm2ForCausalLM",
         norm="embedding_norm",
-        model=model_fields(65536, 2560, EPS, tie_embeddings=TIED),
-        block={"norm_eps": EPS},
+        sizes=(65536, 2560),
+        norm_eps=EPS,
+        model={
+            "tie_embeddings": Field("tie_word_embeddings", True, lambda value, given: given.get("tie_embedding", value))
+        },
         kinds=kinds,
-        kinds_back=kinds_back,
-        blocks={"conv": Kind(CONVOLUTION, MLP, NORMS), "full_attention": Kind(ATTENTION, MLP, NORMS)},
+        kinds_back=types_back,
+        blocks=each(
+            {"conv": Part(GatedConvolutionConfig, "conv", gated_convolution, TAPS), "full_attention": ATTENTION},
+            {"": gated("feed_forward", WIDTH, gated_mlp("w1", "w3", "w2"), activation="silu")},
+            ("operator_norm", "ffn_norm"),
+        ),
         written={"block_auto_adjust_ff_dim": False},
-    )
-}
+    ),
+)
