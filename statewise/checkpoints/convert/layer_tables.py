@@ -109,7 +109,7 @@ def plain_mlp(up: str = "up_proj", down: str = "down_proj") -> Table:
 
 
 def stacked_experts(router: str, into: str, out: str, *, within: str = "") -> Table:
-    """All experts in two tensors, as ours are. The shared MLP is a part of its own. within: what all names begin with"""
+    """All experts in two tensors, as ours are. The shared MLP is a part of its own. within: what names begin with"""
 
     def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         return [

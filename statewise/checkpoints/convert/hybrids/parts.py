@@ -21,6 +21,7 @@ from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
 
 N_HEADS = 128  # of Mamba-2
+GATED_MAPS = gated_mlp()
 
 
 def each(mixers: Mapping[str, Part], mlps: Mapping[str, Part], norms: tuple[str, str]) -> dict[str, Kind]:
@@ -63,7 +64,7 @@ def _d_head(value: Any, given: Config) -> Any:
 
 
 # -- MLPs --------------------------------------------------------------------------------------------------------------
-def gated(name: str, expand: Field, table: Table | None = gated_mlp(), **own: Any) -> Part:
+def gated(name: str, expand: Field, table: Table | None = GATED_MAPS, **own: Any) -> Part:
     """A gated MLP without biases."""
     fields = {"expand": expand, "activation": activation(), "gated": True, "bias": False}
     return Part(MLPConfig, name, table, fields | own)
@@ -107,7 +108,7 @@ def with_shared(table: Table, name: str = "shared_experts") -> Table:
 
     def whole(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         assert config.shared is not None  # as all that were read have, or that is written
-        beside = gated_mlp()(config.shared, f"{theirs}{name}.", f"{ours}shared.", d_model)
+        beside = GATED_MAPS(config.shared, f"{theirs}{name}.", f"{ours}shared.", d_model)
         return [*table(config, theirs, ours, d_model), *beside]
 
     return whole
