@@ -54,7 +54,7 @@ D_HEAD = Field("head_dim", None, lambda value, given: head_dim(given))
 
 def rotary(
     default_part: float = 1.0, default_base: float = 10_000.0, *, head_dim: Callable[[Config], int] = head_dim
-) -> dict[str, Field]:
+) -> dict[str, Any]:
     """The base of rotary positions, and how many features of each head they turn."""
 
     def rope(given: Config) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ MIXERS = {
     "input_scales": both("attention_in_multiplier", "ssm_in_multiplier"),
     "output_scales": both("attention_out_multiplier", "ssm_out_multiplier"),
 }
-SCALES = {"gate_scale": mlp_scale(0), "output_scale": mlp_scale(1)}
+SCALES: dict[str, Any] = {"gate_scale": mlp_scale(0), "output_scale": mlp_scale(1)}
 MLP = gated("feed_forward", hidden(14336), bias=Field("mlp_bias", False), **SCALES)
 
 FAMILIES = (

@@ -42,7 +42,7 @@ def base_back(value: float, within: AttentionConfig, d_model: int) -> dict[str, 
 
 
 def base(value: Any, given: Config) -> float:
-    return AttentionConfig.rotary_base if positions(value, given) is None else ROTARY.into(value, given)  # type: ignore
+    return AttentionConfig.rotary_base if positions(value, given) is None else ROTARY.into(value, given)
 
 
 def kinds(given: Config) -> list[str]:
