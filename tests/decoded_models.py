@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 import statewise as sw
 from statewise import native
 from statewise.configuration.types import OneOf
+from statewise.decoding import refusal
 from statewise.decoding.mixers import MIXERS
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, StatewiseError
 from statewise.mixers.attention import Attention
 from statewise.mixers.attention_state import AttentionState
 from statewise.mixers.h3 import H3Config
@@ -262,3 +263,17 @@ def said(model: sw.LanguageModel, state: Any) -> list[Tensor]:
                 first = start if window is None else max(start, end - window + 1)
                 leaves += [history.keys[row, first:end], history.values[row, first:end]]
     return leaves
+
+
+def decodes(config: Any) -> sw.LanguageModel | None:
+    """A model of one layer with a step in C; None if it has none, reads in both directions, or not so far."""
+    try:
+        model = build((config,), d_model=24)
+        model(tokens_of(1, 20))
+    except StatewiseError:
+        return None
+    return None if refusal(model) else model
+
+
+def equal(ones: list[Tensor], others: list[Tensor]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))

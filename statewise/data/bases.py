@@ -28,7 +28,7 @@ class BasesTokenizer(FileTokenizer):
     are read as capitals, and line ends and spaces are left out.
 
     It is a ``tokenizer.json``, which a checkpoint holds as any other; there a letter of a prompt that is not a base
-    counts as N, any base. Data with such a letter are refused.
+    counts as N, any base, with a warning. Data with such a letter are refused.
 
     Cost:    of ``encode_bytes``, a look-up for each byte.
     Errors:  DataError for data with a letter that is not a base.

@@ -222,6 +222,23 @@ class FileTokenizer:
         return self._ids(tokenizer, text, whole)
 
     @cached_property
+    def unknown_token(self) -> str | None:
+        """What a byte-pair encoding reads where it has no token for a letter; None: nothing stands for such letters."""
+        import tokenizers
+
+        model = self._tokenizer.model
+        return model.unk_token if isinstance(model, tokenizers.models.BPE) else None
+
+    def unknown_letters(self, text: str) -> list[str]:
+        """The letters of the text that :attr:`unknown_token` stands for, each once."""
+        name, normalizer = self.unknown_token, self._tokenizer.normalizer
+        unknown = None if name is None else self._tokenizer.token_to_id(name)
+        if unknown is None:
+            return []
+        found = [letter for letter in dict.fromkeys(text) if self.encode(letter) == [unknown]]
+        return [letter for letter in found if (normalizer.normalize_str(letter) if normalizer else letter) != name]
+
+    @cached_property
     def _published(self) -> tokenizers.Tokenizer:
         """One of its own: a switch of the other would be seen by other threads."""
         import tokenizers

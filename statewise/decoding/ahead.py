@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from statewise.decoding.call import Tokens, several_of_each
-from statewise.decoding.states import check_within, table_of
+from statewise.decoding.histories import check_within
+from statewise.decoding.states import table_of
 from statewise.errors import InputError
 from statewise.mixers.positions import document_positions, position_behind
 from statewise.models.language_model import LanguageModelState

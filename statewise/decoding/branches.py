@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from statewise.decoding.call import one_of_each
+from statewise.decoding.histories import check_positions
 from statewise.decoding.running import checked_step, in_their_rows
-from statewise.decoding.states import check_positions, table_of
+from statewise.decoding.states import table_of
 from statewise.errors import InputError
 from statewise.mixers.branched_history import BranchedHistory, Tails
 from statewise.models.language_model import LanguageModelState

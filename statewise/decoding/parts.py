@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -40,19 +42,41 @@ def emit_norm(
         kind, bias = NormKind.LAYER, norm.bias
     if scale != 1.0:
         weight, bias = weight.float() * scale, None if bias is None else bias.float() * scale
-    instruction = Norm(
+    # as if x were what it is to be multiplied to
+    eps = float(norm.eps or 0.0) / stream**2
+    emit_norms(program, x, y, weight.numel(), kind=kind, weight=weight, bias=bias, eps=eps, wait=wait)
+    return y
+
+
+def emit_norms(
+    program: Program,
+    x: Place,
+    y: Place,
+    width: int,
+    *,
+    weight: Tensor | None,
+    eps: float,
+    n_groups: int = 1,
+    kind: NormKind = NormKind.RMS,
+    bias: Tensor | None = None,
+    gate: Place | None = None,
+    gate_kind: ActivationKind = ActivationKind.SILU,
+    wait: bool = False,
+) -> None:
+    """y = norm(x), each of the groups normed by itself, times SiLU(gate) or sigmoid(gate) behind it."""
+    norm = Norm(
         kind=kind,
-        width=weight.numel(),
-        n_groups=1,
-        epsilon=float(norm.eps or 0.0) / stream**2,  # as if x were what it is to be multiplied to
+        width=width,
+        n_groups=n_groups,
+        epsilon=float(eps),
         weight=weight,
         bias=bias,
         input=x,
         output=y,
-        gate=None,
+        gate=gate,
+        gate_kind=gate_kind,
     )
-    program.emit(instruction, wait=wait)
-    return y
+    program.emit(norm, wait=wait)
 
 
 def emit_scale(program: Program, scale: float, x: Place, width: int) -> None:
@@ -73,18 +97,7 @@ def emit_affine(
     wait: bool = False,
 ) -> None:
     """y = weight x + bias, number by number; without these a copy."""
-    instruction = Norm(
-        kind=NormKind.AFFINE,
-        width=width,
-        n_groups=1,
-        epsilon=0.0,
-        weight=weight,
-        bias=bias,
-        input=x,
-        output=y,
-        gate=None,
-    )
-    program.emit(instruction, wait=wait)
+    emit_norms(program, x, y, width, kind=NormKind.AFFINE, weight=weight, bias=bias, eps=0.0, wait=wait)
 
 
 def emit_map(
@@ -139,51 +152,18 @@ def emit_add(
     program.emit(Add(width=width, scale=float(scale), x=x, by=by, gate=gate), wait=True)
 
 
-def emit_normed_output(
-    program: Program,
-    x: Place,
-    out_proj: nn.Linear,
-    residual: Place,
-    *,
-    weight: Tensor,
-    eps: float,
-    n_groups: int,
-    gate: Place | None,
-    gate_kind: ActivationKind = ActivationKind.SILU,
-) -> None:
-    """residual += W RMSNorm(x), each of the groups normed by itself, times SiLU(gate) or sigmoid(gate) behind it."""
-    width = out_proj.in_features
-    normed = program.buffer("mixed", width, local=True)
-    norm = Norm(
-        kind=NormKind.RMS,
-        width=width,
-        n_groups=n_groups,
-        epsilon=eps,
-        weight=weight,
-        bias=None,
-        input=x,
-        output=normed,
-        gate=gate,
-        gate_kind=gate_kind,
-    )
-    program.emit(norm)
+def emit_normed_output(program: Program, x: Place, out_proj: nn.Linear, residual: Place, **norm: Any) -> None:
+    """residual += W norm(x), with what else :func:`emit_norms` takes."""
+    normed = program.buffer("mixed", out_proj.in_features, local=True)
+    emit_norms(program, x, normed, out_proj.in_features, **norm)
     program.linear(out_proj.weight, out_proj.bias, normed, residual, add=True, wait=True)
 
 
 def emit_units(program: Program, x: Place, y: Place, n_heads: int, d_head: int, eps: float) -> None:
     """y = x / sqrt(|x|^2 + eps), each head by itself."""
-    norm = Norm(
-        kind=NormKind.RMS,
-        width=n_heads * d_head,
-        n_groups=n_heads,
-        epsilon=eps / d_head,  # the mean of the squares is a d_head-th of their sum
-        weight=torch.full((n_heads * d_head,), d_head**-0.5),
-        bias=None,
-        input=x,
-        output=y,
-        gate=None,
-    )
-    program.emit(norm)
+    eps /= d_head  # the mean of the squares is a d_head-th of their sum
+    weight = torch.full((n_heads * d_head,), d_head**-0.5)
+    emit_norms(program, x, y, n_heads * d_head, weight=weight, eps=eps, n_groups=n_heads)
 
 
 def emit_convolution(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from statewise.decoding.call import one_of_each
-from statewise.decoding.states import addresses, check_positions, plain
+from statewise.decoding.histories import check_positions
+from statewise.decoding.states import addresses, plain
 from statewise.errors import InputError
 from statewise.models.language_model import LanguageModelState
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from statewise.decoding.states import check_positions
+from statewise.decoding.histories import check_positions
 from statewise.decoding.static_history import (
     copied_with_room,
     restarted,

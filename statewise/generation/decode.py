@@ -33,7 +33,7 @@ def generate(
     model: LanguageModel,
     prompt: Prompt = None,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int = 256,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,

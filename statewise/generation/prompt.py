@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from statewise.data.tokenizers import FileTokenizer, Tokenizer, text_of
-from statewise.errors import InputError
+from statewise.errors import InputError, excerpt
 from statewise.generation.options import is_integer
 
 Prompt = str | bytes | Sequence[Any] | np.ndarray | Tensor | None
@@ -35,6 +36,8 @@ def encode_prompt(
     it is encoded as published, and that is all. Ids are taken as they are. When a state of ``n_continued`` rows is
     continued, nothing goes before a text, and None is an empty prompt for every row.
 
+    A letter that the tokenizer has no token for, and reads as another, is told in a warning, once for all rows.
+
     Shapes:  -> (batch, length) int64 on the CPU, and batch integers
     Errors:  InputError for a text without a tokenizer, ids outside the vocabulary, a row without any token
              (unless it ``may_be_empty``), and a batch other than ``n_continued``.
@@ -44,6 +47,8 @@ def encode_prompt(
             [8, 0, 0]]), [3, 1])
     """
 
+    unknown: dict[str, None] = {}  # letters, in order
+
     def outside(i: int, token: int) -> InputError:
         return InputError(
             f"row {i} of the prompt holds the id {token}; the model's vocabulary has the ids 0 to {vocab_size - 1}"
@@ -52,6 +57,8 @@ def encode_prompt(
     def text_row(text: str | bytes) -> Tensor:
         if tokenizer is None:
             raise InputError("the prompt is a text, which needs a tokenizer; give tokenizer=, or a prompt of ids")
+        if isinstance(tokenizer, FileTokenizer):
+            unknown.update(dict.fromkeys(tokenizer.unknown_letters(text if isinstance(text, str) else text_of(text))))
         if tokenizer.conventions is not None:
             return published_row(text_of(text) if isinstance(text, bytes) else text, tokenizer)
         ids = tokenizer.encode_bytes(text) if isinstance(text, bytes) else np.asarray(tokenizer.encode(text), np.int64)
@@ -109,6 +116,13 @@ def encode_prompt(
     else:
         raise InputError(f"a prompt is a text, ids, or a list of them, not a {type(prompt).__name__}")
 
+    if unknown:
+        assert isinstance(tokenizer, FileTokenizer)
+        warnings.warn(
+            f"the tokenizer has no token for the letters {excerpt(''.join(unknown))} of the prompt, and reads each as "
+            f"{tokenizer.unknown_token!r}; check the prompt",
+            stacklevel=4,  # where generate is called
+        )
     if n_continued is not None and len(rows) != n_continued:
         raise InputError(f"the prompt has {len(rows)} rows and the state {n_continued}; give the same number of both")
     for i, ids in enumerate(rows):

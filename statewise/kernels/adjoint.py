@@ -75,7 +75,8 @@ def register_with_adjoint(
         return path
 
     def forward(*given: Any) -> Any:
-        return path(given).forward(*packed(given))
+        found = path(given).forward(*packed(given))
+        return as_promised(found) if isinstance(found, Tensor) else tuple(map(as_promised, found))
 
     def adjoint(*given: Any) -> Any:
         of, given = given[: len(grads)], given[len(grads) :]
@@ -126,9 +127,14 @@ def empty_like(m: Tensor | None) -> Tensor | None:
     return None if m is None else torch.empty(m.shape, dtype=m.dtype, device=m.device)
 
 
+def as_promised(found: Tensor) -> Tensor:
+    """With neighbours side by side, as the outputs without values have them: compiled code takes views by these."""
+    return found.contiguous()
+
+
 def without_none(found: Sequence[Tensor | None], like: Tensor) -> Any:
     """As an operator returns them, which cannot be None; one alone is not a tuple."""
-    tensors = [like.new_empty(0) if m is None else m for m in found]
+    tensors = [like.new_empty(0) if m is None else as_promised(m) for m in found]
     return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 

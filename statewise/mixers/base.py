@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
-from statewise.kernels.exact import is_exact
+from statewise.kernels.exact import is_exact, of_parameters
 from statewise.mixers.by_steps import by_steps
 from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -46,7 +46,8 @@ def _unless_undrawn(reset: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(reset)
     def checked(*args: Any, **kwargs: Any) -> None:
         if _drawn.get():
-            reset(*args, **kwargs)
+            with of_parameters():
+                reset(*args, **kwargs)
 
     return checked
 
@@ -328,12 +329,13 @@ class MixerConfig(Config):
 
 
 def _of_a_width(build: Callable[[Any, int], Mixer]) -> Callable[[Any, int], Mixer]:
-    """``MixerConfig.build``, which refuses a width that is not a count."""
+    """``MixerConfig.build``, which refuses a width that is not a count. What it draws is the same in exact mode."""
 
     @functools.wraps(build)
     def checked(config: Any, d_model: int) -> Mixer:
         if not isinstance(d_model, int) or isinstance(d_model, bool) or d_model < 1:
             raise ConfigError(f"{type(config).__name__}.build: d_model={d_model!r}; expected an integer of at least 1")
-        return build(config, d_model)
+        with of_parameters():
+            return build(config, d_model)
 
     return checked

@@ -22,6 +22,12 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sw.save(tiny_model(), folder, tokenizer=JSONTokenizer(), trainer=(trainer_tensors(), TRAINER_DATA))
 
 
+@pytest.fixture(scope="session")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the checkpoints of hybrids lie that transformers saved."""
+    return tmp_path_factory.mktemp("hybrids")
+
+
 @pytest.fixture
 def folder(intact: Path, tmp_path: Path) -> Path:
     """A copy to be damaged."""

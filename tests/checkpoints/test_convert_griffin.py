@@ -47,12 +47,7 @@ MODELS: dict[str, Case] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("griffin")
-
-
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", MODELS)
-def test_as_transformers_has_it(name: str, check: str, folder: Path) -> None:
-    CHECKS[check](MODELS[name], folder)
+def test_as_transformers_has_it(name: str, check: str, hybrids: Path) -> None:
+    CHECKS[check](MODELS[name], hybrids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from statewise.data.bases import BASES, BasesTokenizer
 from statewise.data.recognise import recognise
 from statewise.data.splits import SPLITS
 from statewise.data.text import Corpus, TextDataConfig, open_corpus
-from statewise.data.tokenizers import FileTokenizer
+from statewise.data.tokenizers import ByteTokenizer, FileTokenizer
 from statewise.errors import DataError
+from statewise.generation.prompt import encode_prompt
 from statewise.training.presets import run_on
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -97,6 +99,19 @@ def test_the_vocabulary_of_bases_is_a_tokenizer_json() -> None:
     assert bases.encode("AxE") == [1, 5, 5]  # of a prompt
     with pytest.raises(DataError, match=r"'E' is not a base, one of ACGT.*data.tokenizer=\"bytes\""):
         bases.encode_bytes(b"ACE")
+
+
+def test_a_letter_of_a_prompt_that_is_no_base_is_told() -> None:
+    bases = BasesTokenizer()
+    again = FileTokenizer(bases.json, name="of a checkpoint")
+    assert (again.unknown_token, again.unknown_letters("ACEn L\nE")) == ("N", ["E", "L"])
+    with pytest.warns(UserWarning, match="no token for the letters 'Ex' of the prompt, and reads each as 'N'"):
+        ids, _ = encode_prompt(["ACE", b"aEx"], vocab_size=16, tokenizer=again)
+    assert ids.tolist() == [[1, 2, 5], [1, 5, 5]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encode_prompt(BASES + BASES.lower() + " \n", vocab_size=16, tokenizer=again)
+        encode_prompt("né\U0001f600", vocab_size=257, tokenizer=ByteTokenizer())
 
 
 def test_wrong_files_are_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

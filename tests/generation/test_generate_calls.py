@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from written_models import build, ids_of
 
 import statewise as sw
+from statewise.cli.commands.generate import generate as command
 from statewise.data.tokenizers import ByteTokenizer
 from statewise.errors import InputError
 from statewise.generation import Reading, generate, read
@@ -48,6 +50,11 @@ def test_only_as_many_tokens_are_read_as_needed(model: sw.LanguageModel) -> None
     tokens = generate(model, [1], max_new_tokens=10**9, seed=0)
     assert next(tokens).ids.shape == (1,)
     tokens.close()  # type: ignore[attr-defined]
+
+
+def test_a_plain_call_writes_as_many_as_the_command(model: sw.LanguageModel) -> None:
+    said = inspect.signature(command).parameters["max_new_tokens"].default
+    assert len(list(generate(model, [1], temperature=0))) == said
 
 
 def test_parameters_that_are_not_finite_are_told() -> None:

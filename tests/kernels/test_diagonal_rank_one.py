@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from families import MIXERS
 from torch import Tensor
 
 from statewise import kernels, native
@@ -167,6 +169,20 @@ def test_the_chunk_length_of_the_caller_changes_no_value(path: str) -> None:
 def test_empty_axes(shape: tuple[int, ...], path: str) -> None:
     for mode in MODES:
         assert max(errors(path, case(shape, mode=mode), D), default=0.0) == 0
+
+
+@pytest.mark.parametrize("name", ["KDA", "RWKV-7", "GLA"])
+@pytest.mark.parametrize("path", ["auto", "torch"])
+def test_a_compiled_layer_has_the_same_gradients(name: str, path: str) -> None:
+    torch.manual_seed(0)
+    mixer, x = MIXERS[name].build(8).double(), torch.randn(2, 9, 8, dtype=torch.float64)
+
+    def gradients(run: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(run(x)[0].square().sum(), tuple(mixer.parameters()))
+
+    with kernels.use(path):
+        compiled = gradients(torch.compile(mixer, backend="aot_eager", fullgraph=True))
+        torch.testing.assert_close(compiled, gradients(mixer))
 
 
 @pytest.mark.parametrize("mode", MODES)

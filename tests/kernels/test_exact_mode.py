@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exact_cases import HYBRIDS, cases, mixers, model_subject
+from families import MIXERS
 
 import statewise as sw
 from statewise import native
@@ -144,6 +145,20 @@ def test_what_has_no_exact_form_is_refused() -> None:
         with pytest.raises(sw.InputError, match=r"in C on the CPU"), sw.kernels.use("torch"):
             sw.MambaConfig(d_state=4).build(8)(torch.randn(1, 5, 8))
         assert torch.arange(4).cumsum(0).tolist() == [0, 1, 3, 6]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_parameters_are_drawn_as_outside(name: str) -> None:
+    def drawn() -> sw.Mixer:
+        torch.manual_seed(0)
+        return MIXERS[name].build(8)
+
+    with sw.exact():
+        inside = drawn()
+    outside = drawn().state_dict()
+    assert all(torch.equal(m, outside[key]) for key, m in inside.state_dict().items())
+    with sw.exact():
+        inside.reset_parameters()
 
 
 def test_it_belongs_to_a_thread() -> None:

@@ -15,10 +15,9 @@ from laws import check_mixer_laws
 from torch import Tensor
 
 from statewise.errors import ConfigError, InputError
-from statewise.mixers.feature_maps import FEATURE_MAPS, taylor, taylor_error, taylor_map
+from statewise.mixers.feature_maps import FEATURE_MAPS, taylor
 from statewise.mixers.linear_attention import LinearAttention, LinearAttentionConfig, denominator
 from statewise.models.language_model import LanguageModelConfig
-from statewise.operators.head_patterns import HEAD_PATTERNS
 from statewise.operators.ssd import SSDState
 from statewise.training.config import OptimizerConfig
 from statewise.training.optimizer import parameter_groups
@@ -274,97 +273,3 @@ def test_wrong_inputs_and_states_are_refused() -> None:
         mixer(x, SSDState(torch.zeros(2, 2, 4, 4)))  # one without the normaliser
     with pytest.raises(ConfigError, match="d_model=0"):
         LinearAttentionConfig(n_heads=1).build(0)
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_taylor_of_any_order(order: int) -> None:
-    """phi(q) . phi(k) is the sum of s^n / n!, and taylor_error measures by it what the features would give."""
-    torch.manual_seed(0)
-    q, k = torch.randn(3, 6, 4, dtype=torch.float64), torch.randn(3, 9, 4, dtype=torch.float64)
-    s = torch.einsum("btd,bsd->bts", q, k) / 2
-    series = sum(s**n / math.factorial(n) for n in range(order + 1))
-    weights = taylor(q, order) @ taylor(k, order).mT
-    torch.testing.assert_close(weights, series)
-    assert taylor(q, order).shape[-1] == taylor_map(order).width(4) == sum(4**n for n in range(order + 1))
-    assert taylor_map(order).nonnegative == (order % 2 == 0)
-    for causal in (True, False):
-        seen = torch.ones(6, 9, dtype=torch.bool).tril(3) if causal else torch.ones(6, 9, dtype=torch.bool)
-        error = taylor_error(q.float(), k.float(), order, causal=causal)
-        similarity = ((weights - s.exp()).abs() / s.exp())[:, seen].amax(-1)
-        torch.testing.assert_close(error.similarity, similarity, rtol=1e-4, atol=1e-6)
-        assert (error.similarity <= error.bound * (1 + 1e-9)).all()
-        softmax = s.masked_fill(~seen, -torch.inf).softmax(-1)
-        ours = weights * seen / (weights * seen).sum(-1, keepdim=True)
-        moved = ((softmax - ours).abs().sum(-1) / 2).amax(-1)
-        torch.testing.assert_close(error.attention, moved, rtol=1e-3, atol=1e-6)
-
-
-def test_a_taylor_layer_of_a_high_order_is_softmax_attention() -> None:
-    """Of the weights exp(q . k / sqrt(d)), which the orders approach."""
-    torch.manual_seed(0)
-    x = torch.randn(2, 12, 8, dtype=torch.float64)
-    options: dict[str, Any] = {"feature_map": "taylor", "d_feature": 2}
-    errors = []
-    for order in (2, 4, 6, 8):
-        mixer = build(taylor_order=order, **options).double()
-        with torch.no_grad():
-            mixer.in_proj.weight.mul_(10)
-        Q, K, V = mixer.in_proj(x).split([4, 4, 8], -1)
-        q, k, v = (m.unflatten(-1, (2, -1)).transpose(1, 2) for m in (Q, K, V))
-        exact = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        y = mixer(x)[0] - mixer.out_proj(exact.transpose(1, 2).flatten(2))
-        errors.append(float(y.detach().abs().max()))
-        bound = taylor_error(q, k, order).attention.max() * 2 * v.abs().max() * 8 * mixer.out_proj.weight.abs().max()
-        assert errors[-1] <= bound
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-2 * errors[0]
-
-
-def test_taylor_error_refuses_what_does_not_fit() -> None:
-    q, k = torch.randn(2, 5, 4), torch.randn(2, 3, 4)
-    assert taylor_error(q, k, 2, causal=False).attention.shape == (2,)
-    for arguments, words in (
-        ((q, k, 2), "fewer keys"),
-        ((q, q, -1), "order"),
-        ((q, q, True), "order"),
-        ((q, q[..., :3], 2), r"\(2, 5, 3\)"),
-        ((q[:, :0], q, 2), r"\(2, 0, 4\)"),
-    ):
-        with pytest.raises(InputError, match=words):
-            taylor_error(*arguments)
-
-
-@pytest.mark.parametrize("pattern", HEAD_PATTERNS)
-@pytest.mark.parametrize("n_groups", [1, 2])
-def test_head_patterns_are_heads_repeated_by_hand(pattern: str, n_groups: int) -> None:
-    """A layer of full heads with the shared rows of the projection repeated gives the same, and its laws hold."""
-    if pattern == "multi_head" and n_groups > 1:
-        with pytest.raises(ConfigError, match="leave it out"):
-            build(n_heads=4, head_pattern=pattern, n_groups=n_groups)
-        return
-    mixer = prepared(build(n_heads=4, head_pattern=pattern, n_groups=n_groups, d_feature=3))
-    full = prepared(build(n_heads=4, d_feature=3))
-    counts = {"multi_head": (4, 4, 4), "multi_query": (4, 1, 1), "multi_key": (1, 4, 1), "multi_value": (1, 1, 4)}
-    counts = tuple(count if count == 4 else n_groups for count in counts[pattern])
-    assert tuple(mixer.heads) == counts
-    parts = mixer.in_proj.weight.split([count * width for count, width in zip(counts, (3, 3, 2))])
-    rows = [part.unflatten(0, (count, -1)).repeat_interleave(4 // count, 0) for part, count in zip(parts, counts)]
-    with torch.no_grad():
-        full.in_proj.weight.copy_(torch.cat([part.flatten(0, 1) for part in rows]))
-        full.out_proj.weight.copy_(mixer.out_proj.weight)
-    x = torch.randn(2, 17, 8, dtype=torch.float64)
-    torch.testing.assert_close(mixer(x)[0], full(x)[0])
-    check_mixer_laws(mixer, length=9)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"taylor_order": 4}, ["taylor_order=4", "feature_map='elu'"]),
-        ({"taylor_order": 3, "feature_map": "taylor"}, ["odd", "normalize=False"]),
-        ({"head_pattern": "multi_value", "n_groups": 3}, ["n_groups=3", "divisor"]),
-        ({"head_pattern": "grouped"}, ["head_pattern='grouped'", "multi_key"]),
-    ],
-)
-def test_bad_patterns_and_orders_are_refused(options: dict, words: list[str]) -> None:
-    test_bad_options_are_refused(options, words)

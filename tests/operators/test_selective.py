@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from families import selective, selective_complex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_laws import check_agreement, with_gradients
+from operator_members import selective, selective_complex
 from torch import Tensor
 
 from statewise import kernels, native

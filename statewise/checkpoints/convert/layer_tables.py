@@ -108,37 +108,23 @@ def plain_mlp(up: str = "up_proj", down: str = "down_proj") -> Table:
     return table
 
 
-def stacked_experts(
-    router: str = "gate.weight",
-    into: str = "experts.gate_up_proj",
-    out: str = "experts.down_proj",
-    *,
-    bias: str = "gate.e_score_correction_bias",
-    shared_gate: str = "shared_expert_gate.weight",
-    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj"),
-) -> Table:
-    """All experts in two tensors, as ours are. The shared MLP is a part of its own."""
+def stacked_experts(router: str, into: str, out: str, *, within: str = "") -> Table:
+    """All experts in two tensors, as ours are. The shared MLP is a part of its own. within: what names begin with"""
 
     def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         return [
-            *_routed(config, theirs, ours, router, bias, shared_gate, latent),
-            same(f"{theirs}{into}", f"{ours}experts.in_proj"),
-            same(f"{theirs}{out}", f"{ours}experts.out_proj"),
+            *_routed(config, theirs, ours, within + router),
+            same(f"{theirs}{within}{into}", f"{ours}experts.in_proj"),
+            same(f"{theirs}{within}{out}", f"{ours}experts.out_proj"),
         ]
 
     return table
 
 
 def single_experts(
-    router: str,
-    into: tuple[str, ...],
-    out: str,
-    *,
-    bias: str = "gate.e_score_correction_bias",
-    shared_gate: str = "shared_expert_gate.weight",
-    latent: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj"),
+    into: tuple[str, ...] = ("gate_proj", "up_proj"), out: str = "down_proj", *, router: str = "gate.weight"
 ) -> Table:
-    """Each expert's maps by themselves, as "experts.{}.up_proj.weight"; ``into`` names gate and value, or one map."""
+    """Each expert's maps by themselves, as "experts.0.up_proj.weight"; ``into`` names gate and value, or one map."""
 
     def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         n, k = config.n_experts, len(into)
@@ -149,10 +135,10 @@ def single_experts(
         def to_theirs(stacked: Tensor) -> tuple[Tensor, ...]:
             return tuple(part.contiguous() for expert in stacked for part in expert.chunk(k))
 
-        names = tuple(theirs + name.format(i) for i in range(n) for name in into)
-        outs = tuple(theirs + out.format(i) for i in range(n))
+        names = tuple(f"{theirs}experts.{i}.{name}.weight" for i in range(n) for name in into)
+        outs = tuple(f"{theirs}experts.{i}.{out}.weight" for i in range(n))
         return [
-            *_routed(config, theirs, ours, router, bias, shared_gate, latent),
+            *_routed(config, theirs, ours, router),
             Entry(names, (f"{ours}experts.in_proj",), to_ours, to_theirs),
             Entry(
                 outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()
@@ -162,15 +148,13 @@ def single_experts(
     return table
 
 
-def _routed(
-    config: MoEConfig, theirs: str, ours: str, router: str, bias: str, shared_gate: str, latent: tuple[str, str]
-) -> list[Entry]:
+def _routed(config: MoEConfig, theirs: str, ours: str, router: str) -> list[Entry]:
     table = [same(f"{theirs}{router}", f"{ours}router.map.weight")]
     if config.correction_bias:
-        table.append(same(f"{theirs}{bias}", f"{ours}router.bias"))
+        table.append(same(f"{theirs}gate.e_score_correction_bias", f"{ours}router.bias"))
     if config.shared_gate:
-        table.append(same(f"{theirs}{shared_gate}", f"{ours}shared_gate.weight"))
+        table.append(same(f"{theirs}shared_expert_gate.weight", f"{ours}shared_gate.weight"))
     if config.d_latent is not None:
-        for name, part in zip(latent, ("latent_in", "latent_out")):
+        for name, part in (("fc1_latent_proj", "latent_in"), ("fc2_latent_proj", "latent_out")):
             table += affine(theirs + name, ours + part, bias=config.latent_bias)
     return table

@@ -7,11 +7,12 @@ import math
 import torch
 
 from statewise.decoding import instructions
-from statewise.decoding.instructions import AddRow, Advance, Angles, Multiply, Norm
-from statewise.decoding.operands import ActivationKind, NormKind, Place
-from statewise.decoding.parts import emit_affine, emit_convolution, emit_map
+from statewise.decoding.histories import AttentionHistory
+from statewise.decoding.instructions import AddRow, Advance, Angles, Multiply
+from statewise.decoding.operands import ActivationKind, Place
+from statewise.decoding.parts import emit_affine, emit_convolution, emit_map, emit_norms
 from statewise.decoding.program import Program
-from statewise.decoding.states import AttentionHistory, JoinedState, RecurrentState, StateTable
+from statewise.decoding.states import JoinedState, RecurrentState, StateTable
 from statewise.mixers.attention import Attention
 from statewise.mixers.rms_norm import RMSNorm
 
@@ -66,15 +67,5 @@ def _emit_norm(program: Program, mixer: Attention, norm: RMSNorm | None, x: Plac
     if norm is None:
         return
     width, by_head = n_heads * mixer.d_head, mixer.config.qk_norm == "head"
-    instruction = Norm(
-        kind=NormKind.RMS,
-        width=width,
-        n_groups=n_heads if by_head else 1,
-        epsilon=float(norm.eps or 0.0),
-        weight=norm.factor.repeat(n_heads) if by_head else norm.factor,
-        bias=None,
-        input=x,
-        output=x,
-        gate=None,
-    )
-    program.emit(instruction, wait=wait)
+    weight, n_groups = (norm.factor.repeat(n_heads), n_heads) if by_head else (norm.factor, 1)
+    emit_norms(program, x, x, width, weight=weight, eps=norm.eps or 0.0, n_groups=n_groups, wait=wait)

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from statewise.decoding.histories import AttentionHistory
 from statewise.decoding.instructions import Advance
 from statewise.decoding.latent import AppendLatent, TransposedLinear
 from statewise.decoding.latent import LatentAttention as Attend
@@ -13,7 +14,7 @@ from statewise.decoding.operands import BLOCK, HEADS, Place
 from statewise.decoding.packing import STORED, Packed, pack
 from statewise.decoding.parts import emit_norm
 from statewise.decoding.program import Program
-from statewise.decoding.states import AttentionHistory, StateTable
+from statewise.decoding.states import StateTable
 from statewise.mixers.latent_attention import LatentAttention
 from statewise.models.quantised import QuantisedTensor
 from statewise.models.quantised_parts import KeysAndValues

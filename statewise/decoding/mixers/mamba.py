@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from statewise.decoding.instructions import Norm
-from statewise.decoding.operands import NormKind, Place
-from statewise.decoding.parts import emit_convolution
+from statewise.decoding.operands import Place
+from statewise.decoding.parts import emit_convolution, emit_norms
 from statewise.decoding.program import Program
 from statewise.decoding.recurrences import Selective
 from statewise.decoding.states import RecurrentState, StateTable
@@ -31,18 +30,7 @@ def emit_mamba(program: Program, mixer: Mamba, x: Place, residual: Place) -> Sta
         normed = _parts(mixer, program.buffer("normed_selected", sum(mixer.sizes), local=True))
         weights = [mixer.norm_weights[name] if config.norm_weights else None for name in NORMED]
         for size, before, after, weight in zip(mixer.sizes, (raw_dt, B, C), normed, weights):
-            norm = Norm(
-                kind=NormKind.RMS,
-                width=size,
-                n_groups=1,
-                epsilon=config.norm_eps,
-                weight=weight,
-                bias=None,
-                input=before,
-                output=after,
-                gate=None,
-            )
-            program.emit(norm)
+            emit_norms(program, before, after, size, weight=weight, eps=config.norm_eps)
         raw_dt, B, C = normed
     # A thread's share of dt is its share of the channels: it need not wait
     program.linear(mixer.dt_proj.weight, mixer.dt_proj.bias, raw_dt, dt, wait=False)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from statewise.decoding.instructions import Multiply, Norm
-from statewise.decoding.operands import ActivationKind, NormKind, Place
-from statewise.decoding.parts import emit_normed_output
+from statewise.decoding.instructions import Multiply
+from statewise.decoding.operands import ActivationKind, Place
+from statewise.decoding.parts import emit_normed_output, emit_norms
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.decoding.turning import JoinRanks, TurningKeys, TurningMemory
@@ -46,18 +46,8 @@ def _emit_memory(program: Program, mixer: Mamba3, values: Place, y: Place, state
     dt = B.after(2 * d_groups)
     normed = program.buffer("normed_keys", 2 * d_groups, local=True)
     weights = [norm.weight.repeat(n_ranks * config.n_groups) for norm in (mixer.B_norm, mixer.C_norm)]
-    norm = Norm(
-        kind=NormKind.RMS,
-        width=2 * d_groups,
-        n_groups=2 * n_ranks * config.n_groups,
-        epsilon=float(config.norm_eps),
-        weight=torch.cat(weights),
-        bias=None,
-        input=B,
-        output=normed,
-        gate=None,
-    )
-    program.emit(norm)
+    n_groups = 2 * n_ranks * config.n_groups
+    emit_norms(program, B, normed, 2 * d_groups, weight=torch.cat(weights), eps=config.norm_eps, n_groups=n_groups)
     same, crossed = (program.buffer(name, n_heads * n) for name in ("same", "crossed"))
     past, write, query = (program.buffer(f"{name}_keys", n_heads * n_ranks * n) for name in ("past", "write", "query"))
     keys = TurningKeys(
@@ -114,18 +104,8 @@ def _emit_joined(program: Program, mixer: Mamba3, z: Place, y: Place, residual: 
     joined = y
     if mixer.norm is not None:
         joined = program.buffer("normed_ranks", n_ranks * width, local=True)
-        norm = Norm(
-            kind=NormKind.RMS,
-            width=n_ranks * width,
-            n_groups=n_ranks * mixer.n_heads,
-            epsilon=float(mixer.norm.eps),
-            weight=mixer.norm.weight.repeat(n_ranks),
-            bias=None,
-            input=y,
-            output=joined,
-            gate=None,
-        )
-        program.emit(norm)
+        weight, n_groups = mixer.norm.weight.repeat(n_ranks), n_ranks * mixer.n_heads
+        emit_norms(program, y, joined, n_ranks * width, weight=weight, eps=mixer.norm.eps, n_groups=n_groups)
     join = JoinRanks(
         width=width,
         n_ranks=n_ranks,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from statewise.decoding.instructions import Norm
 from statewise.decoding.memories import MlstmGates, MlstmMemory, MlstmRead
 from statewise.decoding.operands import ActivationKind, NormKind, Place
+from statewise.decoding.parts import emit_normed_output
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.mlstm import EPS, MLSTM
@@ -46,18 +46,17 @@ def emit_mlstm(program: Program, mixer: MLSTM, x: Place, residual: Place) -> Sta
     )
     program.emit(memory, wait=True)
     program.emit(MlstmRead(n_heads=n_heads, d_value=d_value, epsilon=EPS, y=y, least=least, output=read))
-    norm = Norm(
-        kind=NormKind.LAYER,
-        width=n_heads * d_value,
-        n_groups=n_heads,
-        epsilon=float(mixer.norm.eps),
+    emit_normed_output(
+        program,
+        read,
+        mixer.out_proj,
+        residual,
         weight=mixer.norm.weight,
-        bias=mixer.norm.bias,
-        input=read,
-        output=read,
+        eps=mixer.norm.eps,
+        n_groups=n_heads,
         gate=z,
         gate_kind=ActivationKind.SIGMOID,
+        kind=NormKind.LAYER,
+        bias=mixer.norm.bias,
     )
-    program.emit(norm)
-    program.linear(mixer.out_proj.weight, mixer.out_proj.bias, read, residual, add=True, wait=True)
     return state

@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from statewise.decoding.instructions import Activation, Norm
+from statewise.decoding.instructions import Activation
 from statewise.decoding.memories import ChannelDecay, MixValues, RankOneMemory, Rwkv7Bonus, Rwkv7Keys, TokenShift
 from statewise.decoding.operands import ActivationKind, DecayKind, NormKind, Place
+from statewise.decoding.parts import emit_norms
 from statewise.decoding.program import Program
 from statewise.decoding.states import RecurrentState, StateTable
 from statewise.mixers.rwkv7 import LEAST_LOG_DECAY, MIXES, RWKV7, UNIT_EPS
@@ -60,18 +61,18 @@ def emit_rwkv7(program: Program, mixer: RWKV7, x: Place, residual: Place) -> Sta
     )
     program.emit(memory, wait=True)
     normed = program.buffer("mixed", width, local=True)
-    norm = Norm(
+    norm = mixer.norm
+    emit_norms(
+        program,
+        y,
+        normed,
+        width,
         kind=NormKind.LAYER,
-        width=width,
+        weight=norm.weight,
+        bias=norm.bias,
+        eps=norm.eps,
         n_groups=n_heads,
-        epsilon=mixer.norm.eps,
-        weight=mixer.norm.weight,
-        bias=mixer.norm.bias,
-        input=y,
-        output=normed,
-        gate=None,
     )
-    program.emit(norm)
     program.emit(Rwkv7Bonus(n_heads=n_heads, d_head=d_head, rho=mixer.rho, r=r, k=write, v=v, gate=gate, x=normed))
     program.linear(mixer.out_proj.weight, mixer.out_proj.bias, normed, residual, add=True, wait=True)
     return state

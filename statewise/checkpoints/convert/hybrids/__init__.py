@@ -53,8 +53,8 @@ def family_of(model_type: object) -> Family | None:
     kind = INSIDE.get(model_type, model_type) if isinstance(model_type, str) else ""
     if kind not in FAMILIES:
         return None
-    found: Mapping[str, Family] = import_module(f"{__name__}.{FAMILIES[kind]}").FAMILIES
-    return found[kind]
+    families: tuple[Family, ...] = import_module(f"{__name__}.{FAMILIES[kind]}").FAMILIES
+    return next(family for family in families if family.model_type == kind)
 
 
 def every_family() -> Iterator[Family]:

@@ -6,29 +6,16 @@ from typing import Any
 
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    activation,
-    gqa_attention,
-    granite_mamba2,
-    head_dim,
-    hidden,
-    inner_width,
-    model_fields,
-    multiplier,
-    rotary,
-)
-from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import gated_mlp, mamba2, separate_attention
-from statewise.mixers.attention import AttentionConfig
+from statewise.checkpoints.convert.hybrids.common import D_HEAD, head_dim, hidden, inner_width, rotary
+from statewise.checkpoints.convert.hybrids.family import Family, Field, Part
+from statewise.checkpoints.convert.hybrids.parts import attention, each, gated, granite_mamba2
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.mixers.parallel import ParallelMixersConfig
-from statewise.models.mlp import MLPConfig
-
-EPS = Field("rms_norm_eps", 1e-5)
-INTO, OUT = ("attention_in_multiplier", "ssm_in_multiplier"), ("attention_out_multiplier", "ssm_out_multiplier")
 
 
-def both(names: tuple[str, str]) -> Field:
+def both(*names: str) -> Field:
+    """A multiplier for each of the two mixers."""
+
     def back(value: Any, within: Any, d_model: int) -> dict[str, Any]:
         return dict(zip(names, value))
 
@@ -37,9 +24,7 @@ def both(names: tuple[str, str]) -> Field:
 
 def mlp_scale(number: int) -> Field:
     def into(value: Any, given: Config) -> Any:
-        if value is None:
-            return 1.0
-        gate, output = value
+        gate, output = (1.0, 1.0) if value is None else value
         return (gate, output)[number]
 
     return Field("mlp_multipliers", None, into, lambda value, within, d_model: [within.gate_scale, within.output_scale])
@@ -54,57 +39,60 @@ def d_head(value: Any, given: Config) -> Any:
     return d_inner // count(given, "mamba_n_heads", 128, "falcon_h1")
 
 
-SCALES = Field("ssm_multipliers", None, back=lambda value, within, d_model: [1.0] * 5 if value is None else list(value))
+def norm_first(value: Any, given: Config) -> Any:
+    return value and given.get("mamba_rms_norm", False)
+
+
+EPS = Field("rms_norm_eps", 1e-5)
 KEYS = Field(
     "key_multiplier",
     1.0,
     lambda value, given: value * head_dim(given) ** -0.5,
     lambda value, within, d_model: value * within.d_head**0.5,
 )
-WIDTH = Field("head_dim", None, lambda value, given: head_dim(given))
-ATTENTION = {**gqa_attention(32, 8), **rotary(head_dim=head_dim), "d_head": WIDTH, "scale": KEYS}
-NORM_FIRST = Field("mamba_norm_before_gate", True, lambda value, given: value and given.get("mamba_rms_norm", False))
-MAMBA = granite_mamba2() | {
-    "d_head": Field("mamba_d_head", "auto", d_head),
-    "expand": Field(
+MAMBA = granite_mamba2(
+    d_head=Field("mamba_d_head", "auto", d_head),
+    expand=Field(
         "mamba_d_ssm",
         None,
         lambda value, given: Mamba2Config.expand,
         lambda value, within, d_model: within.heads(d_model) * within.d_head,
     ),
-    "norm": Field("mamba_rms_norm", False),
-    "norm_before_gate": NORM_FIRST,
-    "output_bias": Field("projectors_bias", False),
-    "projection_scales": SCALES,
+    norm=Field("mamba_rms_norm", False),
+    norm_before_gate=Field("mamba_norm_before_gate", True, norm_first),
+    norm_eps=EPS,
+    output_bias=Field("projectors_bias", False),
+    projection_scales=Field(
+        "ssm_multipliers", None, None, lambda value, within, d_model: [1.0] * 5 if value is None else list(value)
+    ),
+)
+MIXERS = {
+    "first": attention("self_attn", 32, 8, **rotary(), d_head=D_HEAD, scale=KEYS),
+    "second": MAMBA,
+    "input_scales": both("attention_in_multiplier", "ssm_in_multiplier"),
+    "output_scales": both("attention_out_multiplier", "ssm_out_multiplier"),
 }
-MIXERS: dict[str, Field | Part] = {
-    "first": Part(AttentionConfig, "self_attn", separate_attention, ATTENTION),
-    "second": Part(Mamba2Config, "mamba", mamba2, MAMBA),
-    "input_scales": both(INTO),
-    "output_scales": both(OUT),
-}
-MLP_FIELDS = {"expand": hidden(default=14336), "activation": activation(), "bias": Field("mlp_bias", False)}
-MLP_FIELDS |= {"gate_scale": mlp_scale(0), "output_scale": mlp_scale(1)}
-MLP = Part(MLPConfig, "feed_forward", gated_mlp(), MLP_FIELDS, {"gated": True})
+SCALES: dict[str, Any] = {"gate_scale": mlp_scale(0), "output_scale": mlp_scale(1)}
+MLP = gated("feed_forward", hidden(14336), bias=Field("mlp_bias", False), **SCALES)
 
-FAMILIES = {
-    "falcon_h1": Family(
+FAMILIES = (
+    Family(
         model_type="falcon_h1",
         architecture="FalconH1ForCausalLM",
         norm="final_layernorm",
-        model=model_fields(
-            128000,
-            4096,
-            EPS,
-            embedding_scale=multiplier("embedding_multiplier"),
-            logit_scale=multiplier("lm_head_multiplier"),
-        ),
-        block={"norm_eps": EPS},
+        sizes=(128000, 4096),
+        norm_eps=EPS,
+        model={
+            "embedding_scale": Field("embedding_multiplier", 1.0),
+            "logit_scale": Field("lm_head_multiplier", 1.0),
+        },
         kinds=lambda given: ["hybrid"] * count(given, "num_hidden_layers", 32, "falcon_h1"),
         kinds_back=lambda names: {},
-        blocks={
-            "hybrid": Kind(Part(ParallelMixersConfig, "", None, MIXERS), MLP, ("input_layernorm", "pre_ff_layernorm"))
-        },
+        blocks=each(
+            {"hybrid": Part(ParallelMixersConfig, "", None, MIXERS)},
+            {"": MLP},
+            ("input_layernorm", "pre_ff_layernorm"),
+        ),
         required={"hidden_act": "silu"},
-    )
-}
+    ),
+)

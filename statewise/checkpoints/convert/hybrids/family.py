@@ -35,6 +35,7 @@ from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
 UNSAID = object()  # what a field writes to say nothing
+HEAD, LAYERS = "lm_head.weight", "num_hidden_layers"
 UNKNOWN_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library would guess
 
 
@@ -87,33 +88,21 @@ class Part:
 
     config: its class    name: what the names of its tensors begin with, after the layer's, without the dot
     table:  of its own tensors; None: all are in the parts inside it
-    fields: ours -> a field of theirs, or a part
-    fixed:  ours -> the only value that the family has, where it is not the default
+    fields: ours -> a field of theirs, a part, or the only value that the family has, where it is not the default
     """
 
     config: type
     name: str = ""
     table: Table | None = None
-    fields: Mapping[str, Field | Part] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Config, where: str) -> Any:
-        values = {ours: _read(self.config, ours, source, given, where) for ours, source in self.fields.items()}
-        with retold(CheckpointError, ConfigError, where=f"{where}: "):
-            return self.config(**self.fixed, **values)
+        return _made(self.config, self.fields, given, where)
 
     def fits(self, config: Any) -> bool:
         """Whether a config of ours is of these classes, inside as well."""
         inner = ((ours, part) for ours, part in self.fields.items() if isinstance(part, Part))
         return type(config) is self.config and all(part.fits(getattr(config, ours)) for ours, part in inner)
-
-    def written(self, config: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-        for ours, source in self.fields.items():
-            value = getattr(config, ours)
-            if isinstance(source, Part):
-                yield from source.written(value, d_model)
-            else:
-                yield from source.written(value, config, d_model)
 
     def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
         theirs = f"{theirs}{self.name}." if self.name else theirs
@@ -126,16 +115,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of block. norms: the names of the mixer's and of the MLP's; fits: which blocks of ours are of it, where
-    the classes do not say; tables: of a layer that files may have, and that are computed; block: fields of BlockConfig
-    that this kind alone has."""
+    """One kind of block. norms: the names of the mixer's and of the MLP's; block: fields of BlockConfig that this kind
+    alone has; fits: which blocks of ours are of it, where the classes do not say."""
 
     mixer: Part | None
     mlp: Part | None
     norms: tuple[str | None, str | None]
-    fits: Callable[[BlockConfig], bool] = lambda block: True
-    tables: tuple[str, ...] = ()
     block: Mapping[str, Any] = field(default_factory=dict)
+    fits: Callable[[BlockConfig], bool] = lambda block: True
 
     def is_of(self, block: BlockConfig) -> bool:
         parts = ((self.mixer, block.mixer), (self.mlp, block.mlp))
@@ -147,12 +134,13 @@ class Family:
     """One ``model_type`` of transformers.
 
     prefix:     of all names but the head's; files of the inner model alone lack it
-    model:      fields of our LanguageModelConfig, but for its layers    block: of our BlockConfig, but for its parts
+    sizes:      vocab_size and hidden_size, as that library has them where a file does not    norm_eps: of all norms
+    model:      ours -> as the fields of a part: more of LanguageModelConfig, but for its layers, or in place of these
+    block:      the same of our BlockConfig, but for its parts
     kinds:      (their config) -> which of ``blocks`` each layer is    kinds_back: the way back, as fields of theirs
     required:   theirs -> the only value that is supported, where a file has the field
     written:    further fields of theirs that are always written
     between:    (our config, what the names of layers begin with) -> entries of tensors that several layers share
-    constant:   fields of our LanguageModelConfig that all of the family have, where they are not the defaults
     left_out:   what names begin with of tensors that the model does without, such as a head for the token after next
     spellings:  parts of names that files may have in place of others: theirs -> as it is here
     aliases:    other names of fields, as that library takes them: alias -> field
@@ -164,24 +152,39 @@ class Family:
     embedding: str = "embed_tokens.weight"
     layers: str = "layers"
     norm: str = "norm"
-    head: str = "lm_head.weight"
-    model: Mapping[str, Field]
-    block: Mapping[str, Field]
+    sizes: tuple[int, int]
+    norm_eps: Field
+    model: Mapping[str, Any] = field(default_factory=dict)
+    block: Mapping[str, Any] = field(default_factory=dict)
     kinds: Callable[[Config], Sequence[str]]
     kinds_back: Callable[[Sequence[str]], Mapping[str, Any]]
     blocks: Mapping[str, Kind]
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
-    constant: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    layers_field: str = "num_hidden_layers"
     between: Callable[[LanguageModelConfig, str], list[Entry]] = lambda config, layers: []
 
     @property
     def where(self) -> str:
         return f"transformers' {self.model_type} config"
+
+    @property
+    def of_model(self) -> Mapping[str, Any]:
+        """The fields of our LanguageModelConfig, but for its layers."""
+        vocab_size, d_model = self.sizes
+        return {
+            "vocab_size": Field("vocab_size", vocab_size),
+            "d_model": Field("hidden_size", d_model),
+            "tie_embeddings": Field("tie_word_embeddings", False),
+            "norm_eps": self.norm_eps,
+            **self.model,
+        }
+
+    def of_block(self, kind: Kind) -> Mapping[str, Any]:
+        """The fields of our BlockConfig."""
+        return {"norm_eps": self.norm_eps, **self.block, **kind.block, "mixer": kind.mixer, "mlp": kind.mlp}
 
     def config(self, given: Config) -> LanguageModelConfig:
         """Our config of the same model.
@@ -194,18 +197,12 @@ class Family:
         unknown = next((name for name in names if name not in self.blocks), None)
         if unknown is not None:
             raise CheckpointError(f"{where}: a layer of kind {unknown!r}; known: {', '.join(self.blocks)}")
-        made = {name: self._block(self.blocks[name], given) for name in dict.fromkeys(names)}
-        values = {ours: _read(LanguageModelConfig, ours, one, given, where) for ours, one in self.model.items()}
-        with retold(CheckpointError, ConfigError, where=f"{where}: "):
-            return LanguageModelConfig(layers=tuple(made[name] for name in names), **self.constant, **values)
-
-    def _block(self, kind: Kind, given: Config) -> BlockConfig:
-        where = self.where
-        values = {ours: _read(BlockConfig, ours, one, given, where) for ours, one in self.block.items()}
-        both = (("mixer", kind.mixer), ("mlp", kind.mlp))
-        parts: dict[str, Any] = {name: None if part is None else part.read(given, where) for name, part in both}
-        with retold(CheckpointError, ConfigError, where=f"{where}: "):
-            return BlockConfig(**parts, **values, **kind.block)
+        made = {
+            name: _made(BlockConfig, self.of_block(self.blocks[name]), given, where) for name in dict.fromkeys(names)
+        }
+        layers = tuple(made[name] for name in names)
+        ours: LanguageModelConfig = _made(LanguageModelConfig, self.of_model, given, where, layers=layers)
+        return ours
 
     def read(self, given: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
         """The model of a ``config.json`` and its tensors. A tied head may be there or not.
@@ -219,7 +216,7 @@ class Family:
         require_tensor(prefix + self.embedding, tensors, where)
         given = self.named(given)
         kinds = self.kinds_of(given)
-        require_layers(len(kinds), self.layers_field, tensors, f"{prefix}{self.layers}.")
+        require_layers(len(kinds), LAYERS, tensors, f"{prefix}{self.layers}.")
         ours = self.config(given)
         shape = (ours.vocab_size, ours.d_model)  # before a model of these sizes is built
         require_shape(f"{where}: {prefix}{self.embedding}", tensors[prefix + self.embedding], shape)
@@ -258,8 +255,8 @@ class Family:
     ) -> list[Entry]:
         """The table of a model. names: of a file's tensors, kinds: of its layers; None: for one that is written."""
         prefix = prefix_in(self.prefix, self.embedding, names)
-        held = names is not None and self.head in names
-        table = ends(prefix + self.embedding, self.head, tied=config.tie_embeddings, held=held)
+        held = names is not None and HEAD in names
+        table = ends(prefix + self.embedding, HEAD, tied=config.tie_embeddings, held=held)
         table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
         for i, (block, kind) in enumerate(zip(config.blocks, kinds or [None] * len(config.layers), strict=True)):
             table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model, kind)
@@ -270,7 +267,7 @@ class Family:
     ) -> list[Entry]:
         """The table of one layer. name: of its kind; None: the first that it is of."""
         kind = self.blocks[self._kind_of(block, "the layer") if name is None else name]
-        table = [Entry((theirs + name,), (), optional=True) for name in kind.tables]
+        table: list[Entry] = []
         parts = (("mixer", kind.mixer, block.mixer), ("mlp", kind.mlp, block.mlp))
         for (name, part, config), norm in zip(parts, kind.norms):
             if part is not None and config is not None:
@@ -291,16 +288,11 @@ class Family:
         full = explicit(config.in_full(), d_model)
         names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
         said: dict[str, Any] = {}
-        for ours, one in self.model.items():
-            _say(said, one.written(getattr(full, ours), full, d_model), where)
+        _say(said, _written(self.of_model, full, d_model), where)
         for name, block in zip(names, full.layers):
-            kind = self.blocks[name]
-            for ours, one in self.block.items():
-                _say(said, one.written(getattr(block, ours), block, d_model), where)
-            for part, inner in ((kind.mixer, block.mixer), (kind.mlp, block.mlp)):
-                _say(said, () if part is None else part.written(inner, d_model), where)
+            _say(said, _written(self.of_block(self.blocks[name]), block, d_model), where)
         _say(said, self.kinds_back(names).items(), where)
-        head = {"architectures": [self.architecture], "model_type": self.model_type, self.layers_field: len(names)}
+        head = {"architectures": [self.architecture], "model_type": self.model_type, LAYERS: len(names)}
         theirs = {**head, **UNKNOWN_TOKENS, **self.written, **said}
         again = explicit(self.config(theirs).in_full(), d_model)
         for difference in differences(essential(again), essential(full)):
@@ -315,12 +307,31 @@ class Family:
         return found
 
 
-def _read(config: type, ours: str, source: Field | Part, given: Config, where: str) -> Any:
+def _made(config: type, sources: Mapping[str, Any], given: Config, where: str, **more: Any) -> Any:
+    """A config of ours, by what theirs says."""
+    values = {ours: _read(config, ours, source, given, where) for ours, source in sources.items()}
+    with retold(CheckpointError, ConfigError, where=f"{where}: "):
+        return config(**more, **values)
+
+
+def _read(config: type, ours: str, source: Any, given: Config, where: str) -> Any:
     if isinstance(source, Part):
         return source.read(given, where)
+    if not isinstance(source, Field):
+        return source
     value = source.read(given)
     with retold(CheckpointError, ConfigError, where=f"{where}: "):
         return schema(config)[ours].read(value, Place(source.theirs))
+
+
+def _written(sources: Mapping[str, Any], config: Any, d_model: int) -> Iterator[tuple[str, Any]]:
+    """The fields of theirs that say a config of ours, and those inside it."""
+    for ours, source in sources.items():
+        value = getattr(config, ours)
+        if isinstance(source, Part):
+            yield from _written(source.fields, value, d_model)
+        elif isinstance(source, Field):
+            yield from source.written(value, config, d_model)
 
 
 def _say(said: dict[str, Any], fields: Any, where: str) -> None:

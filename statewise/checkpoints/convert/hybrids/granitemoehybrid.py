@@ -7,23 +7,10 @@ from typing import Any
 
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    divisor,
-    gqa_attention,
-    granite_mamba2,
-    head_dim,
-    hidden,
-    layer_types,
-    model_fields,
-    multiplier,
-    rotary,
-)
-from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import mamba2, plain_mlp, separate_attention, stacked_experts
-from statewise.mixers.attention import AttentionConfig
-from statewise.mixers.mamba2 import Mamba2Config
-from statewise.models.mlp import MLPConfig
-from statewise.models.moe import MoEConfig
+from statewise.checkpoints.convert.hybrids.common import divisor, hidden, layer_types, rotary, types_back
+from statewise.checkpoints.convert.hybrids.family import Family, Field
+from statewise.checkpoints.convert.hybrids.parts import attention, each, experts, gated, granite_mamba2
+from statewise.checkpoints.convert.layer_tables import plain_mlp, stacked_experts
 
 EPS = Field("rms_norm_eps", 1e-6)
 POSITIONS = Field(
@@ -32,61 +19,42 @@ POSITIONS = Field(
     lambda value, given: "rotary" if value == "rope" else None,
     lambda value, within, d_model: "rope" if value == "rotary" else None,
 )
-ROTARY = rotary(head_dim=head_dim)["rotary_base"]
-SCALE = Field("attention_multiplier", 1.0)
-ATTENTION = Part(
-    AttentionConfig,
-    "self_attn",
-    separate_attention,
-    gqa_attention(32, None) | {"positions": POSITIONS, "scale": SCALE, "rotary_base": ROTARY},
-)
-MAMBA = Part(Mamba2Config, "mamba", mamba2, granite_mamba2(eps=1e-6))
+SCALE, BASE = Field("attention_multiplier", 1.0), rotary()["rotary_base"]
+ATTENTION = attention("self_attn", 32, None, positions=POSITIONS, scale=SCALE, rotary_base=BASE)
 PROJECTIONS = plain_mlp("input_linear", "output_linear")
-GATED = {"gated": True, "bias": False, "activation": "silu"}
-MLP = Part(MLPConfig, "shared_mlp", PROJECTIONS, {"expand": hidden("shared_intermediate_size", 1024)}, GATED)
-MOE = Part(
-    MoEConfig,
-    "",
-    stacked_experts(
-        *(f"block_sparse_moe.{name}" for name in ("router.layer.weight", "input_linear.weight", "output_linear.weight"))
-    ),
-    {
-        "n_experts": Field("num_local_experts", 8),
-        "n_active": Field("num_experts_per_tok", 2),
-        "expand": hidden(default=11008),
-        "shared": MLP,
-    },
-    {"router": "softmax_chosen"},
+MLP = gated("shared_mlp", hidden(1024, "shared_intermediate_size"), PROJECTIONS, activation="silu")
+STACKED = stacked_experts(
+    "router.layer.weight", "input_linear.weight", "output_linear.weight", within="block_sparse_moe."
 )
-NORMS = ("input_layernorm", "post_attention_layernorm")
+CHOICE = Field("num_local_experts", 8), Field("num_experts_per_tok", 2)
+MOE = experts("", STACKED, *CHOICE, hidden(11008), activation="silu", router="softmax_chosen", shared=MLP)
 
 
 def kinds(given: Config) -> list[str]:
     n_layers = count(given, "num_hidden_layers", 32, "granitemoehybrid")
-    experts = count(given, "num_local_experts", 8, "granitemoehybrid", at_least=0) > 0
-    return [f"{name}{' moe' * experts}" for name in layer_types(given, ["linear_attention"] * n_layers)]
+    any_moe = count(given, "num_local_experts", 8, "granitemoehybrid", at_least=0) > 0
+    return [f"{name}{' moe' * any_moe}" for name in layer_types(given, ["linear_attention"] * n_layers)]
 
 
 def kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {"layer_types": [name.removesuffix(" moe") for name in names]}
-    return said if names[0].endswith("moe") else {**said, "num_local_experts": 0}
+    return types_back(names) | ({} if names[0].endswith("moe") else {"num_local_experts": 0})
 
 
-FAMILIES = {
-    "granitemoehybrid": Family(
+FAMILIES = (
+    Family(
         model_type="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",
-        model=model_fields(
-            32000, 4096, EPS, embedding_scale=multiplier("embedding_multiplier"), logit_scale=divisor("logits_scaling")
-        ),
-        block={"norm_eps": EPS, "branch_scale": multiplier("residual_multiplier")},
+        sizes=(32000, 4096),
+        norm_eps=EPS,
+        model={"embedding_scale": Field("embedding_multiplier", 1.0), "logit_scale": divisor("logits_scaling")},
+        block={"branch_scale": Field("residual_multiplier", 1.0)},
         kinds=kinds,
         kinds_back=kinds_back,
-        blocks={
-            f"{name}{suffix}": Kind(mixer, mlp, NORMS)
-            for name, mixer in (("linear_attention", MAMBA), ("full_attention", ATTENTION))
-            for suffix, mlp in (("", MLP), (" moe", MOE))
-        },
+        blocks=each(
+            {"linear_attention": granite_mamba2(norm_eps=EPS), "full_attention": ATTENTION},
+            {"": MLP, " moe": MOE},
+            ("input_layernorm", "post_attention_layernorm"),
+        ),
         required={"hidden_act": "silu"},
-    )
-}
+    ),
+)

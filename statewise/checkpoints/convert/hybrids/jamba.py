@@ -7,14 +7,12 @@ from typing import Any
 
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import activation, gqa_attention, hidden, model_fields
-from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import gated_mlp, mamba, separate_attention, single_experts
+from statewise.checkpoints.convert.hybrids.common import hidden
+from statewise.checkpoints.convert.hybrids.family import Family, Field, Part
+from statewise.checkpoints.convert.hybrids.parts import attention, each, experts, gated
+from statewise.checkpoints.convert.layer_tables import mamba, single_experts
 from statewise.errors import CheckpointError
-from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba import MambaConfig
-from statewise.models.mlp import MLPConfig
-from statewise.models.moe import MoEConfig
 
 EPS = Field("rms_norm_eps", 1e-6)
 SELECTIVE = {
@@ -25,16 +23,18 @@ SELECTIVE = {
     "convolution_bias": Field("mamba_conv_bias", True),
     "bias": Field("mamba_proj_bias", False),
     "norm_eps": EPS,
+    "norm_dt_b_c": True,
+    "norm_weights": True,
 }
-NORMED = {"norm_dt_b_c": True, "norm_weights": True}
-MAMBA = Part(MambaConfig, "mamba", mamba, SELECTIVE, NORMED)
-ATTENTION = Part(AttentionConfig, "self_attn", separate_attention, gqa_attention(32, 8, bias=None), {"positions": None})
-WIDTHS = {"expand": hidden(default=14336), "activation": activation()}
-MLP = Part(MLPConfig, "feed_forward", gated_mlp(), WIDTHS, {"gated": True, "bias": False})
-MAPS = [f"experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")]
-CHOICE = {"n_experts": Field("num_experts", 16), "n_active": Field("num_experts_per_tok", 2)}
-MOE = Part(MoEConfig, "feed_forward", single_experts("router.weight", (MAPS[0], MAPS[1]), MAPS[2]), WIDTHS | CHOICE)
-NORMS = ("input_layernorm", "pre_ff_layernorm")
+WIDTH, CHOICE = hidden(14336), (Field("num_experts", 16), Field("num_experts_per_tok", 2))
+MIXERS = {
+    "mamba": Part(MambaConfig, "mamba", mamba, SELECTIVE),
+    "attention": attention("self_attn", 32, 8, bias=False, positions=None),
+}
+MLPS = {
+    "": gated("feed_forward", WIDTH),
+    " moe": experts("feed_forward", single_experts(router="router.weight"), *CHOICE, WIDTH),
+}
 PERIODS = {"attn_layer": (8, 4), "expert_layer": (2, 1)}  # and at which of them: as the library has it
 
 
@@ -45,9 +45,9 @@ def at(given: Config, what: str, i: int) -> bool:
 
 
 def kinds(given: Config) -> list[str]:
-    experts = count(given, "num_experts", 16, "jamba") > 1
+    any_moe = count(given, "num_experts", 16, "jamba") > 1
     return [
-        ("attention" if at(given, "attn_layer", i) else "mamba") + " moe" * (experts and at(given, "expert_layer", i))
+        ("attention" if at(given, "attn_layer", i) else "mamba") + " moe" * (any_moe and at(given, "expert_layer", i))
         for i in range(count(given, "num_hidden_layers", 32, "jamba"))
     ]
 
@@ -68,21 +68,17 @@ def kinds_back(names: Sequence[str]) -> dict[str, Any]:
     return said if any(name.endswith("moe") for name in names) else {**said, "num_experts": 1}
 
 
-FAMILIES = {
-    "jamba": Family(
+FAMILIES = (
+    Family(
         model_type="jamba",
         architecture="JambaForCausalLM",
         norm="final_layernorm",
-        model=model_fields(65536, 4096, EPS),
-        block={"norm_eps": EPS},
+        sizes=(65536, 4096),
+        norm_eps=EPS,
         kinds=kinds,
         kinds_back=kinds_back,
-        blocks={
-            f"{name}{suffix}": Kind(mixer, mlp, NORMS)
-            for name, mixer in (("mamba", MAMBA), ("attention", ATTENTION))
-            for suffix, mlp in (("", MLP), (" moe", MOE))
-        },
+        blocks=each(MIXERS, MLPS, ("input_layernorm", "pre_ff_layernorm")),
         required={"hidden_act": "silu"},
         aliases={"num_local_experts": "num_experts"},
-    )
-}
+    ),
+)

@@ -1,4 +1,5 @@
-"""LFM2: gated short convolutions, and some layers of attention with normed heads; a gated MLP in each, or experts."""
+"""LFM2: gated short convolutions, and some layers of attention with normed heads; a gated MLP in each, or
+experts."""
 
 from __future__ import annotations
 
@@ -9,21 +10,11 @@ from typing import Any
 from statewise.checkpoints.convert.delta_tables import gated_convolution, normed_attention
 from statewise.checkpoints.convert.fields import count, flag, number
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    WHERE,
-    gqa_attention,
-    head_dim,
-    hidden,
-    layer_types,
-    model_fields,
-    rotary,
-)
-from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
+from statewise.checkpoints.convert.hybrids.common import D_HEAD, WHERE, hidden, layer_types, rotary, types_back
+from statewise.checkpoints.convert.hybrids.family import Family, Field, Part
+from statewise.checkpoints.convert.hybrids.parts import attention, each, experts, gated
 from statewise.checkpoints.convert.layer_tables import gated_mlp, single_experts
-from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gated_convolution import GatedConvolutionConfig
-from statewise.models.mlp import MLPConfig
-from statewise.models.moe import MoEConfig
 
 
 def width(value: Any, given: Config) -> float:
@@ -44,77 +35,72 @@ def kinds(given: Config) -> list[str]:
     return layer_types(given, ["full_attention" if i in attention else "conv" for i in every])
 
 
-def kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    return {"layer_types": list(names)}
-
-
 def moe_kinds(given: Config) -> list[str]:
     n_dense = count(given, "num_dense_layers", 2, WHERE, at_least=0)
     return [f"{name} {'dense' if i < n_dense else 'sparse'}" for i, name in enumerate(layer_types(given, ()))]
 
 
 def moe_kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    n_dense = sum(name.endswith("dense") for name in names)
-    return {"layer_types": [name.partition(" ")[0] for name in names], "num_dense_layers": n_dense}
+    return types_back(names) | {"num_dense_layers": sum(name.endswith("dense") for name in names)}
 
 
 EPS = Field("norm_eps", 1e-5)
-HEADS = gqa_attention(32, 8, bias=None) | {
-    "d_head": Field("head_dim", None, lambda value, given: head_dim(given)),
-    "rotary_base": rotary(default_base=1e6, head_dim=head_dim)["rotary_base"],
-    "qk_norm_eps": EPS,
-}
-TABLE = partial(normed_attention, output="out_proj", norms=("q_layernorm", "k_layernorm"))
-ATTENTION = Part(AttentionConfig, "self_attn", TABLE, HEADS, {"qk_norm": "head"})
-TAPS = {"n_taps": Field("conv_L_cache", 3), "bias": Field("conv_bias", False)}
-CONVOLUTION = Part(GatedConvolutionConfig, "conv", gated_convolution, TAPS)
 WIDTH = Field("intermediate_size", 12288, width, lambda value, within, d_model: within.hidden_width(d_model))
-GATED = {"gated": True, "bias": False, "activation": "silu"}
+TAPS = {"n_taps": Field("conv_L_cache", 3), "bias": Field("conv_bias", False)}
+ATTENTION = attention(
+    "self_attn",
+    32,
+    8,
+    partial(normed_attention, output="out_proj", norms=("q_layernorm", "k_layernorm")),
+    bias=False,
+    d_head=D_HEAD,
+    rotary_base=rotary(default_base=1e6)["rotary_base"],
+    qk_norm="head",
+    qk_norm_eps=EPS,
+)
+MIXERS = {"conv": Part(GatedConvolutionConfig, "conv", gated_convolution, TAPS), "full_attention": ATTENTION}
 PROJECTIONS = gated_mlp("w1", "w3", "w2")
-MLP = Part(MLPConfig, "feed_forward", PROJECTIONS, {"expand": WIDTH}, GATED)
-DENSE = Part(MLPConfig, "feed_forward", PROJECTIONS, {"expand": hidden(default=7168)}, GATED)
-MOE = Part(
-    MoEConfig,
+MLP = gated("feed_forward", WIDTH, PROJECTIONS, activation="silu")
+DENSE = gated("feed_forward", hidden(7168), PROJECTIONS, activation="silu")
+MOE = experts(
     "feed_forward",
-    single_experts(
-        "gate.weight", ("experts.{}.w1.weight", "experts.{}.w3.weight"), "experts.{}.w2.weight", bias="expert_bias"
-    ),
-    {
-        "n_experts": Field("num_experts", 32),
-        "n_active": Field("num_experts_per_tok", 4),
-        "expand": hidden("moe_intermediate_size", 1792),
-        "normalize": Field("norm_topk_prob", True),
-        "route_scale": Field("routed_scaling_factor", 1.0),
-        "correction_bias": Field("use_expert_bias", True),
-    },
-    {"router": "sigmoid", "normalize_eps": 1e-6},
+    single_experts(("w1", "w3"), "w2", bias="expert_bias"),
+    Field("num_experts", 32),
+    Field("num_experts_per_tok", 4),
+    hidden(1792, "moe_intermediate_size"),
+    activation="silu",
+    router="sigmoid",
+    normalize=Field("norm_topk_prob", True),
+    normalize_eps=1e-6,
+    route_scale=Field("routed_scaling_factor", 1.0),
+    correction_bias=Field("use_expert_bias", True),
 )
 NORMS = ("operator_norm", "ffn_norm")
-TIED = Field("tie_word_embeddings", True, lambda value, given: given.get("tie_embedding", value))
-FAMILIES = {
-    "lfm2": Family(
+COMMON: dict[str, Any] = {
+    "norm": "embedding_norm",
+    "norm_eps": EPS,
+    "model": {
+        "tie_embeddings": Field("tie_word_embeddings", True, lambda value, given: given.get("tie_embedding", value))
+    },
+}
+FAMILIES = (
+    Family(
         model_type="lfm2",
         architecture="Lfm2ForCausalLM",
-        norm="embedding_norm",
-        model=model_fields(65536, 2560, EPS, tie_embeddings=TIED),
-        block={"norm_eps": EPS},
+        sizes=(65536, 2560),
         kinds=kinds,
-        kinds_back=kinds_back,
-        blocks={"conv": Kind(CONVOLUTION, MLP, NORMS), "full_attention": Kind(ATTENTION, MLP, NORMS)},
+        kinds_back=types_back,
+        blocks=each(MIXERS, {"": MLP}, NORMS),
         written={"block_auto_adjust_ff_dim": False},
+        **COMMON,
     ),
-    "lfm2_moe": Family(
+    Family(
         model_type="lfm2_moe",
         architecture="Lfm2MoeForCausalLM",
-        norm="embedding_norm",
-        model=model_fields(65536, 2048, EPS, tie_embeddings=TIED),
-        block={"norm_eps": EPS},
+        sizes=(65536, 2048),
         kinds=moe_kinds,
         kinds_back=moe_kinds_back,
-        blocks={
-            f"{name} {kind}": Kind(mixer, mlp, NORMS)
-            for name, mixer in (("conv", CONVOLUTION), ("full_attention", ATTENTION))
-            for kind, mlp in (("dense", DENSE), ("sparse", MOE))
-        },
+        blocks=each(MIXERS, {" dense": DENSE, " sparse": MOE}, NORMS),
+        **COMMON,
     ),
-}
+)

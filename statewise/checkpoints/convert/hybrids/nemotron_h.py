@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from statewise.checkpoints.convert.fields import wrong
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    activation,
-    gqa_attention,
-    hidden,
-    layer_types,
-    least_dt,
-    model_fields,
-)
+from statewise.checkpoints.convert.hybrids.common import LEAST_DT, activation, hidden, layer_types, types_back
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import mamba2, plain_mlp, separate_attention, single_experts
-from statewise.mixers.attention import AttentionConfig
+from statewise.checkpoints.convert.hybrids.parts import attention, by_sigmoid, experts
+from statewise.checkpoints.convert.layer_tables import mamba2, plain_mlp, single_experts
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.mlp import MLPConfig
-from statewise.models.moe import MoEConfig
 
 EPS = Field("layer_norm_epsilon", 1e-5)
 LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -32,39 +23,31 @@ MAMBA = {
     "n_taps": Field("conv_kernel", 4),
     "convolution_bias": Field("use_conv_bias", True),
     "bias": Field("use_bias", False),
-    "dt_limit": least_dt(),
+    "dt_limit": LEAST_DT,
     "norm_eps": EPS,
 }
-ATTENTION = gqa_attention(32, 8, bias=None) | {"d_head": Field("head_dim", 128)}
-BIAS = Field("mlp_bias", False)
-ACTIVATION = activation("mlp_hidden_act", "relu2")
-SHARED: dict[str, Field | Part] = {
-    "expand": hidden("moe_shared_expert_intermediate_size", 7688),
-    "activation": ACTIVATION,
-    "bias": BIAS,
-}
+BIAS, ACTIVATION = Field("mlp_bias", False), activation("mlp_hidden_act", "relu2")
+PLAIN = {"activation": ACTIVATION, "bias": BIAS}
 LATENT_BIAS = Field(
     "mlp_bias",
     False,
     lambda value, given: value and given.get("moe_latent_size") is not None,
     lambda value, within, d_model: within.shared.bias,
 )
-EXPERTS: dict[str, Field | Part] = {
-    "n_experts": Field("n_routed_experts", 8),
-    "n_active": Field("num_experts_per_tok", 2),
-    "expand": hidden("moe_intermediate_size", 7688),
-    "activation": ACTIVATION,
-    "normalize": Field("norm_topk_prob", True),
-    "route_scale": Field("routed_scaling_factor", 1.0),
-    "n_groups": Field("n_group", 1),
-    "n_groups_active": Field("topk_group", 1),
-    "d_latent": Field("moe_latent_size", None),
-    "latent_bias": LATENT_BIAS,
-    "shared": Part(MLPConfig, "shared_experts", plain_mlp(), SHARED),
-}
-EXPERT_TABLE = single_experts("gate.weight", ("experts.{}.up_proj.weight",), "experts.{}.down_proj.weight")
-MLP = {"expand": hidden(default=21504), "activation": ACTIVATION, "bias": BIAS}
-SIGMOID = {"router": "sigmoid", "correction_bias": True, "gated": False}
+SHARED = {"expand": hidden(7688, "moe_shared_expert_intermediate_size"), **PLAIN}
+MOE = experts(
+    "mixer",
+    single_experts(("up_proj",)),
+    Field("n_routed_experts", 8),
+    Field("num_experts_per_tok", 2),
+    hidden(7688, "moe_intermediate_size"),
+    activation=ACTIVATION,
+    gated=False,
+    **by_sigmoid("norm_topk_prob", 1.0, "n_group"),
+    d_latent=Field("moe_latent_size", None),
+    latent_bias=LATENT_BIAS,
+    shared=Part(MLPConfig, "shared_experts", plain_mlp(), SHARED),
+)
 
 
 def kinds(given: Config) -> list[str]:
@@ -76,30 +59,34 @@ def kinds(given: Config) -> list[str]:
     return [LETTERS[letter] for letter in pattern]
 
 
-def kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    return {"layers_block_type": list(names)}
+def mixer(part: Part) -> Kind:
+    return Kind(part, None, ("norm", None))
 
 
-FAMILIES = {
-    "nemotron_h": Family(
+def mlp(part: Part) -> Kind:
+    return Kind(None, part, (None, "norm"))
+
+
+FAMILIES = (
+    Family(
         model_type="nemotron_h",
         architecture="NemotronHForCausalLM",
         prefix="backbone.",
         embedding="embeddings.weight",
         norm="norm_f",
-        model=model_fields(131072, 4096, EPS),
-        block={"norm_eps": EPS},
+        sizes=(131072, 4096),
+        norm_eps=EPS,
         kinds=kinds,
-        kinds_back=kinds_back,
+        kinds_back=partial(types_back, theirs="layers_block_type"),
         blocks={
-            "linear_attention": Kind(Part(Mamba2Config, "mixer", mamba2, MAMBA), None, ("norm", None)),
-            "full_attention": Kind(
-                Part(AttentionConfig, "mixer", separate_attention, ATTENTION, {"positions": None}), None, ("norm", None)
+            "linear_attention": mixer(Part(Mamba2Config, "mixer", mamba2, MAMBA)),
+            "full_attention": mixer(
+                attention("mixer", 32, 8, bias=False, d_head=Field("head_dim", 128), positions=None)
             ),
-            "mlp": Kind(None, Part(MLPConfig, "mixer", plain_mlp(), MLP), (None, "norm")),
-            "moe": Kind(None, Part(MoEConfig, "mixer", EXPERT_TABLE, EXPERTS, SIGMOID), (None, "norm")),
+            "mlp": mlp(Part(MLPConfig, "mixer", plain_mlp(), {"expand": hidden(21504), **PLAIN})),
+            "moe": mlp(MOE),
         },
-        aliases={"num_local_experts": "n_routed_experts"},
         required={"mamba_hidden_act": "silu", "sliding_window": None},
-    )
-}
+        aliases={"num_local_experts": "n_routed_experts"},
+    ),
+)

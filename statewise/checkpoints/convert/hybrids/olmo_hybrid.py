@@ -3,29 +3,16 @@ branches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from statewise.checkpoints.convert.delta_tables import normed_attention, separate_delta
 from statewise.checkpoints.convert.fields import count
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import (
-    WHERE,
-    activation,
-    gqa_attention,
-    head_dim,
-    hidden,
-    layer_types,
-    model_fields,
-    rotary,
-)
+from statewise.checkpoints.convert.hybrids.common import WHERE, hidden, layer_types, rotary, types_back
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import gated_mlp
+from statewise.checkpoints.convert.hybrids.parts import attention, gated
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
-from statewise.models.mlp import MLPConfig
-
-EPS = Field("rms_norm_eps", 1e-6)
 
 
 def heads(value: Any, given: Config) -> int:
@@ -55,43 +42,7 @@ def base_back(value: float, within: AttentionConfig, d_model: int) -> dict[str, 
 
 
 def base(value: Any, given: Config) -> float:
-    return AttentionConfig.rotary_base if positions(value, given) is None else ROTARY.into(value, given)  # type: ignore
-
-
-ROTARY = rotary(head_dim=head_dim)["rotary_base"]
-ATTENTION = Part(
-    AttentionConfig,
-    "self_attn",
-    normed_attention,
-    gqa_attention(30, None)
-    | {
-        "positions": Field("rope_parameters", None, positions, lambda value, within, d_model: {}),
-        "rotary_base": Field("rope_parameters", None, base, base_back),
-        "qk_norm_eps": EPS,
-    },
-    {"qk_norm": "all"},
-)
-DELTA = Part(
-    GatedDeltaNetConfig,
-    "linear_attn",
-    separate_delta,
-    {
-        "n_heads": Field("linear_num_value_heads", None, heads),
-        "n_key_heads": Field("linear_num_key_heads", None, heads),
-        "d_key": Field("linear_key_head_dim", None, d_key),
-        "d_value": Field("linear_value_head_dim", None, d_value),
-        "n_taps": Field("linear_conv_kernel_dim", 4),
-        "negative_eigenvalues": Field("linear_allow_neg_eigval", True),
-    },
-    {"norm_eps": 1e-5},
-)
-MLP = Part(
-    MLPConfig,
-    "mlp",
-    gated_mlp(),
-    {"expand": hidden(default=11008), "activation": activation()},
-    {"gated": True, "bias": False},
-)
+    return AttentionConfig.rotary_base if positions(value, given) is None else ROTARY.into(value, given)
 
 
 def kinds(given: Config) -> list[str]:
@@ -100,29 +51,43 @@ def kinds(given: Config) -> list[str]:
     return layer_types(given, names if "full_attention" in names else [*names[:-1], "full_attention"])
 
 
-def kinds_back(names: Sequence[str]) -> dict[str, Any]:
-    return {"layer_types": list(names)}
+EPS, ROTARY = Field("rms_norm_eps", 1e-6), rotary()["rotary_base"]
+ATTENTION = attention(
+    "self_attn",
+    30,
+    None,
+    normed_attention,
+    positions=Field("rope_parameters", None, positions, lambda value, within, d_model: {}),
+    rotary_base=Field("rope_parameters", None, base, base_back),
+    qk_norm="all",
+    qk_norm_eps=EPS,
+)
+DELTA = {
+    "n_heads": Field("linear_num_value_heads", None, heads),
+    "n_key_heads": Field("linear_num_key_heads", None, heads),
+    "d_key": Field("linear_key_head_dim", None, d_key),
+    "d_value": Field("linear_value_head_dim", None, d_value),
+    "n_taps": Field("linear_conv_kernel_dim", 4),
+    "negative_eigenvalues": Field("linear_allow_neg_eigval", True),
+    "norm_eps": 1e-5,
+}
+LINEAR, MLP = Part(GatedDeltaNetConfig, "linear_attn", separate_delta, DELTA), gated("mlp", hidden(11008))
+FIRST, SECOND, LAST = "attention_layer_norm", "feedforward_layer_norm", "post_feedforward_layernorm"
 
-
-FAMILIES = {
-    "olmo_hybrid": Family(
+FAMILIES = (
+    Family(
         model_type="olmo_hybrid",
         architecture="OlmoHybridForCausalLM",
-        model=model_fields(100352, 3840, EPS),
-        block={"norm_eps": EPS},
-        required={"hidden_act": "silu"},  # of the convolutions too
+        sizes=(100352, 3840),
+        norm_eps=EPS,
         kinds=kinds,
-        kinds_back=kinds_back,
-        # names as that library writes them, and as it has them in memory or the published files do
-        spellings={
-            ".input_layernorm.": ".attention_layer_norm.",
-            ".post_attention_layernorm.": ".feedforward_layer_norm.",
-        },
+        kinds_back=types_back,
         blocks={
-            "linear_attention": Kind(DELTA, MLP, ("attention_layer_norm", "feedforward_layer_norm")),
-            "full_attention": Kind(
-                ATTENTION, MLP, ("feedforward_layer_norm", "post_feedforward_layernorm"), block={"placement": "after"}
-            ),
+            "linear_attention": Kind(LINEAR, MLP, (FIRST, SECOND)),
+            "full_attention": Kind(ATTENTION, MLP, (SECOND, LAST), {"placement": "after"}),
         },
-    )
-}
+        required={"hidden_act": "silu"},  # of the convolutions too
+        # names as that library writes them, and as it has them in memory or the published files do
+        spellings={".input_layernorm.": f".{FIRST}.", ".post_attention_layernorm.": f".{SECOND}."},
+    ),
+)

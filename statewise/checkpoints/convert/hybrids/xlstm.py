@@ -9,13 +9,12 @@ from statewise.checkpoints.convert.decoder_written import part_of
 from statewise.checkpoints.convert.delta_tables import fused_mlstm, mlstm
 from statewise.checkpoints.convert.fields import count, number
 from statewise.checkpoints.convert.formats import Config
-from statewise.checkpoints.convert.hybrids.common import WHERE, model_fields
+from statewise.checkpoints.convert.hybrids.common import WHERE
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
+from statewise.checkpoints.convert.hybrids.parts import gated
 from statewise.checkpoints.convert.layer_tables import Table, gated_mlp, plain_mlp
 from statewise.mixers.mlstm import MLSTMConfig
 from statewise.models.mlp import MLPConfig
-
-EPS = Field("norm_eps", 1e-6)
 
 
 def d_model(value: Any, given: Config) -> int:
@@ -43,27 +42,6 @@ def multiple(value: Any, within: MLPConfig, width: int) -> int:
     return within.hidden_width(width)
 
 
-def kind(table: Table, mlp: Table) -> Kind:
-    mixer = Part(
-        MLSTMConfig,
-        "mlstm_layer",
-        table,
-        {
-            "n_heads": Field("num_heads", 8),
-            "d_key": width("qk_dim_factor", 0.5),
-            "d_value": width("v_dim_factor", 1.0),
-            "gate_cap": Field("gate_soft_cap", 15.0),
-            "norm_eps": EPS,
-        },
-    )
-    fields = {
-        "expand": Field("ffn_proj_factor", 2.667, hidden),
-        "multiple_of": Field("ffn_round_up_to_multiple_of", 64, lambda value, given: 1, multiple),
-    }
-    gated = {"gated": True, "bias": False, "activation": "silu"}
-    return Kind(mixer, Part(MLPConfig, "ffn", mlp, fields, gated), ("norm_mlstm", "norm_ffn"))
-
-
 def kinds(given: Config) -> list[str]:
     n_layers = given.get("num_blocks") or given.get("num_hidden_layers")
     return [str(given.get("weight_mode", "single"))] * count({"num_blocks": n_layers or 32}, "num_blocks", 32, WHERE)
@@ -73,17 +51,34 @@ def kinds_back(names: Sequence[str]) -> dict[str, Any]:
     return {"weight_mode": names[0], "num_blocks": len(names)}
 
 
-FAMILIES = {
-    "xlstm": Family(
+EPS = Field("norm_eps", 1e-6)
+MEMORY = {
+    "n_heads": Field("num_heads", 8),
+    "d_key": width("qk_dim_factor", 0.5),
+    "d_value": width("v_dim_factor", 1.0),
+    "gate_cap": Field("gate_soft_cap", 15.0),
+    "norm_eps": EPS,
+}
+WIDTH = Field("ffn_proj_factor", 2.667, hidden)
+MULTIPLE = Field("ffn_round_up_to_multiple_of", 64, lambda value, given: 1, multiple)
+
+
+def kind(memory: Table, maps: Table) -> Kind:
+    mlp = gated("ffn", WIDTH, maps, activation="silu", multiple_of=MULTIPLE)
+    return Kind(Part(MLSTMConfig, "mlstm_layer", memory, MEMORY), mlp, ("norm_mlstm", "norm_ffn"))
+
+
+FAMILIES = (
+    Family(
         model_type="xlstm",
         architecture="xLSTMForCausalLM",
         prefix="backbone.",
         embedding="embeddings.weight",
         layers="blocks",
         norm="out_norm",
-        model=model_fields(50304, 4096, EPS, logit_cap=Field("output_logit_soft_cap", 30.0))
-        | {"d_model": Field("hidden_size", 4096, d_model)},
-        block={"norm_eps": EPS},
+        sizes=(50304, 4096),
+        norm_eps=EPS,
+        model={"d_model": Field("hidden_size", 4096, d_model), "logit_cap": Field("output_logit_soft_cap", 30.0)},
         kinds=kinds,
         kinds_back=kinds_back,
         blocks={
@@ -92,5 +87,5 @@ FAMILIES = {
         },
         required={"use_bias": False, "eps": 1e-6},
         written={"autocast_kernel_dtype": "float32"},
-    )
-}
+    ),
+)

@@ -6,26 +6,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from statewise.checkpoints.convert.entries import Entry, affine, same
 from statewise.checkpoints.convert.fields import count, require
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.hybrids.common import (
+    LEAST_DT,
     activation,
     expand_back,
-    gqa_attention,
     hidden,
     layer_types,
-    least_dt,
-    model_fields,
     rotary,
+    types_back,
 )
 from statewise.checkpoints.convert.hybrids.family import Family, Field, Kind, Part
-from statewise.checkpoints.convert.layer_tables import mamba2, separate_attention, together
-from statewise.mixers.attention import AttentionConfig
+from statewise.checkpoints.convert.hybrids.parts import attention, gated
+from statewise.checkpoints.convert.layer_tables import mamba2
+from statewise.checkpoints.convert.shared_tables import around_shared, shared_transformers
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.block import BlockConfig
-from statewise.models.language_model import LanguageModelConfig
-from statewise.models.mlp import MLPConfig
 from statewise.models.shared_transformer import SharedTransformerConfig
 
 WHERE = "zamba2"
@@ -42,7 +39,7 @@ def d_head(given: Config) -> int:
     return 2 * count(given, "hidden_size", 2560, WHERE) // count(given, "num_attention_heads", 32, WHERE)
 
 
-MAMBA: dict[str, Field | Part] = {
+MAMBA = {
     "n_heads": Field("n_mamba_heads", 8),
     "d_head": Field(
         "mamba_headdim", None, lambda value, given: inner_width(given) // count(given, "n_mamba_heads", 8, WHERE)
@@ -52,38 +49,39 @@ MAMBA: dict[str, Field | Part] = {
     "n_taps": Field("mamba_d_conv", 4),
     "n_groups": Field("mamba_ngroups", 1),
     "bias": Field("add_bias_linear", False),
-    "dt_limit": least_dt(),
+    "dt_limit": LEAST_DT,
 }
-ATTENTION = gqa_attention(32, None, bias=None) | {
-    "d_head": Field("attention_head_dim", None, lambda value, given: d_head(given)),
-    "scale": Field("", None, lambda value, given: (d_head(given) / 2) ** -0.5, lambda value, within, d_model: {}),
-    "positions": Field(
-        "use_mem_rope",
-        False,
-        lambda value, given: "rotary" if value else None,
-        lambda value, within, d_model: value == "rotary",
-    ),
-    "rotary_base": rotary(head_dim=d_head)["rotary_base"],
-}
-BIAS = Field("add_bias_linear", False)
-MLP = {"expand": hidden(default=10240), "activation": activation(default="gelu"), "bias": BIAS}
-
-
-def own(config: SharedTransformerConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
-    norm = same(f"{theirs}mamba_decoder.input_layernorm.weight", f"{ours}norm.weight")
-    return [same(f"{theirs}linear.weight", f"{ours}linear.weight"), norm]
+POSITIONS = Field(
+    "use_mem_rope",
+    False,
+    lambda value, given: "rotary" if value else None,
+    lambda value, within, d_model: value == "rotary",
+)
+ATTENTION = attention(
+    "",
+    32,
+    None,
+    table=None,
+    bias=False,
+    d_head=Field("attention_head_dim", None, lambda value, given: d_head(given)),
+    scale=Field("", None, lambda value, given: (d_head(given) / 2) ** -0.5, lambda value, within, d_model: {}),
+    positions=POSITIONS,
+    rotary_base=rotary(head_dim=d_head)["rotary_base"],
+)
+MLP = gated("", hidden(10240), table=None, bias=Field("add_bias_linear", False), activation=activation(default="gelu"))
 
 
 def hybrid(number: int) -> Part:
-    fields: dict[str, Field | Part] = {
+    fields = {
+        "shared": number,
         "mixer": Part(Mamba2Config, "mamba_decoder.mamba", mamba2, MAMBA),
-        "attention": Part(AttentionConfig, fields=ATTENTION),
-        "mlp": Part(MLPConfig, fields=MLP, fixed={"gated": True}),
+        "attention": ATTENTION,
+        "mlp": MLP,
         "d_adapter": Field("adapter_rank", 128),
         "attention_adapters": Field("use_shared_attention_adapter", False),
         "norm_eps": EPS,
     }
-    return Part(SharedTransformerConfig, "", own, fields, {"shared": number})
+    return Part(SharedTransformerConfig, "", around_shared, fields)
 
 
 def kinds(given: Config) -> list[str]:
@@ -99,42 +97,7 @@ def kinds(given: Config) -> list[str]:
 
 def kinds_back(names: Sequence[str]) -> dict[str, Any]:
     numbers = {name for name in names if name.startswith("hybrid")}
-    return {"layers_block_type": [name.split()[0] for name in names], "num_mem_blocks": max(1, len(numbers))}
-
-
-def between(config: LanguageModelConfig, layers: str) -> list[Entry]:
-    """The shared weights are in the first layer that has them, and with them the adapters of all that have them."""
-    table: list[Entry] = []
-    first: dict[int, int] = {}
-    hybrids = [
-        (i, block.mixer) for i, block in enumerate(config.blocks) if isinstance(block.mixer, SharedTransformerConfig)
-    ]
-    for use, (i, mixer) in enumerate(hybrids):
-        theirs = f"{layers}{first.setdefault(mixer.shared, i)}.shared_transformer."
-        ours, attention = f"layers.{i}.mixer.", mixer.attention
-        if first[mixer.shared] == i:
-            table += separate_attention(
-                attention,
-                f"{theirs}self_attn.",
-                f"{ours}attention.",
-                2 * config.d_model,
-                into="in_proj.base" if mixer.attention_adapters else "in_proj",
-            )
-            table += affine(f"{theirs}input_layernorm", f"{ours}attention_norm", bias=False)
-            table += affine(f"{theirs}pre_ff_layernorm", f"{ours}mlp_norm", bias=False)
-            for name, part in (("gate_up_proj", "in_proj.base"), ("down_proj", "out_proj")):
-                table += affine(f"{theirs}feed_forward.{name}", f"{ours}mlp.{part}", bias=mixer.mlp.bias)
-        lists = [(f"{theirs}feed_forward.gate_up_proj_adapter_list.{use}", f"{ours}mlp.in_proj.", 0)]
-        if mixer.attention_adapters:
-            adapters = tuple(f"{theirs}self_attn.linear_{letter}_adapter_list.{use}" for letter in "qkv")
-            down = tuple(f"{name}.0.weight" for name in adapters)
-            table.append(
-                Entry(down, (f"{ours}attention.in_proj.down.weight",), together, lambda stacked: stacked.chunk(3))
-            )
-            lists += [(name, f"{ours}attention.in_proj.", part) for part, name in enumerate(adapters)]
-        table.append(same(f"{lists[0][0]}.0.weight", f"{ours}mlp.in_proj.down.weight"))
-        table += [same(f"{name}.1.weight", f"{inner}ups.{part}.weight") for name, inner, part in lists]
-    return table
+    return types_back(names, "layers_block_type") | {"num_mem_blocks": max(1, len(numbers))}
 
 
 def is_number(number: int, block: BlockConfig) -> bool:
@@ -143,22 +106,23 @@ def is_number(number: int, block: BlockConfig) -> bool:
 
 PLAIN = Kind(Part(Mamba2Config, "mamba", mamba2, MAMBA), None, ("input_layernorm", None))
 HYBRIDS = {
-    f"hybrid {number}": Kind(hybrid(number), None, (None, None), partial(is_number, number))
+    f"hybrid {number}": Kind(hybrid(number), None, (None, None), fits=partial(is_number, number))
     for number in range(MOST_SHARED)
 }
-FAMILIES = {
-    "zamba2": Family(
+FAMILIES = (
+    Family(
         model_type="zamba2",
         architecture="Zamba2ForCausalLM",
         norm="final_layernorm",
-        model=model_fields(32000, 2560, EPS, tie_embeddings=Field("tie_word_embeddings", True)),
-        block={"norm_eps": EPS},
+        sizes=(32000, 2560),
+        norm_eps=EPS,
+        model={"tie_embeddings": Field("tie_word_embeddings", True)},
         kinds=kinds,
         kinds_back=kinds_back,
         blocks={"linear_attention": PLAIN, **HYBRIDS},
         # With a head of its own that library unties the shared layers as well
         required={"use_long_context": False, "use_conv_bias": True, "tie_word_embeddings": True},
         aliases={"head_dim": "attention_head_dim"},
-        between=between,
-    )
-}
+        between=shared_transformers,
+    ),
+)
