@@ -20,6 +20,7 @@ from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
 
 Table = Callable[[Any, str, str, int], list[Entry]]
+CORRECTION = "gate.e_score_correction_bias"
 
 
 def output_bias(config: AttentionConfig | Mamba2Config) -> bool:
@@ -122,7 +123,11 @@ def stacked_experts(router: str, into: str, out: str, *, within: str = "") -> Ta
 
 
 def single_experts(
-    into: tuple[str, ...] = ("gate_proj", "up_proj"), out: str = "down_proj", *, router: str = "gate.weight"
+    into: tuple[str, ...] = ("gate_proj", "up_proj"),
+    out: str = "down_proj",
+    *,
+    router: str = "gate.weight",
+    bias: str = CORRECTION,
 ) -> Table:
     """Each expert's maps by themselves, as "experts.0.up_proj.weight"; ``into`` names gate and value, or one map."""
 
@@ -138,7 +143,7 @@ def single_experts(
         names = tuple(f"{theirs}experts.{i}.{name}.weight" for i in range(n) for name in into)
         outs = tuple(f"{theirs}experts.{i}.{out}.weight" for i in range(n))
         return [
-            *_routed(config, theirs, ours, router),
+            *_routed(config, theirs, ours, router, bias),
             Entry(names, (f"{ours}experts.in_proj",), to_ours, to_theirs),
             Entry(
                 outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()
@@ -148,10 +153,10 @@ def single_experts(
     return table
 
 
-def _routed(config: MoEConfig, theirs: str, ours: str, router: str) -> list[Entry]:
+def _routed(config: MoEConfig, theirs: str, ours: str, router: str, bias: str = CORRECTION) -> list[Entry]:
     table = [same(f"{theirs}{router}", f"{ours}router.map.weight")]
     if config.correction_bias:
-        table.append(same(f"{theirs}gate.e_score_correction_bias", f"{ours}router.bias"))
+        table.append(same(f"{theirs}{bias}", f"{ours}router.bias"))
     if config.shared_gate:
         table.append(same(f"{theirs}shared_expert_gate.weight", f"{ours}shared_gate.weight"))
     if config.d_latent is not None:
