@@ -36,7 +36,7 @@ def encode_prompt(
     it is encoded as published, and that is all. Ids are taken as they are. When a state of ``n_continued`` rows is
     continued, nothing goes before a text, and None is an empty prompt for every row.
 
-    A letter that the tokenizer has no token for, and reads as another, is told in a warning, once for all rows.
+    You get one warning for the letters that the tokenizer has no token for, and reads as another.
 
     Shapes:  -> (batch, length) int64 on the CPU, and batch integers
     Errors:  InputError for a text without a tokenizer, ids outside the vocabulary, a row without any token
