@@ -234,7 +234,7 @@ def backward_in_pieces(
     if x.requires_grad and not x.is_leaf:
         raise InputError(
             "x was computed from what asks for gradients, and each piece would go through that graph again; put that "
-            "computation into the model, or give x.detach().requires_grad_() and go on from its gradient"
+            "computation into the model, or give x.detach().requires_grad_() and send its gradient on"
         )
     if torch.is_inference_mode_enabled():
         raise InputError("backward_in_pieces has no gradients in torch.inference_mode(); call it outside")
