@@ -257,6 +257,7 @@ class TrainConfig(Config):
     # How it is computed
     precision: Literal["float32", "bfloat16"] = "float32"  # "bfloat16": autocast; parameters, moments stay in float32
     matmul: Literal["default", "fast"] = "default"  # float32 products of projections: as PyTorch is set, or "fast"
+    exact: bool = False  # exact mode (statewise.exact), on the CPU: the same bits however rows are cut, padded, batched
     compile: bool = False  # torch.compile; needs a compiler, and a minute at the start
     gradient_checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
     pieces: Count = 1  # read each sequence in so many pieces, gradients through their states: the memory of one piece
@@ -271,11 +272,27 @@ class TrainConfig(Config):
                 "step, and the last one of an epoch would have fewer rows; set train.accumulation=1 or "
                 "train.drop_last=true"
             )
+        wrong = {
+            "precision": self.precision != "float32",
+            "compile": self.compile,
+            "device": self.device == "cuda",
+        }
+        for name, is_wrong in wrong.items():
+            if self.exact and is_wrong:
+                raise ConfigError(
+                    f"TrainConfig.exact=True with {name}={getattr(self, name)!r}: exact mode computes in float32 on "
+                    f"the CPU, and sees every operation; leave out train.{name}, or set train.exact=false"
+                )
         if self.pieces > 1 and self.parallel.tensor > 1:
             raise ConfigError(
                 f"TrainConfig.pieces={self.pieces} with tensor={self.parallel.tensor}: ranks that share matrices would "
                 "wait for each other two or three times for each piece; use one of these"
             )
+
+    @property
+    def place(self) -> Device:
+        """``device``, which in exact mode is the CPU."""
+        return "cpu" if self.exact else self.device
 
 
 @dataclass(frozen=True, kw_only=True)

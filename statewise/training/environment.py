@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from statewise.errors import ConfigError
+from statewise.kernels.exact import exact
 from statewise.precision import fast_projections
 from statewise.training.config import DEVICES, TrainConfig
 
@@ -39,7 +40,7 @@ def require_threads(name: str, threads: int | None) -> None:
 
 @contextmanager
 def process_settings(config: TrainConfig) -> Iterator[None]:
-    """The number of threads and the precision of projections, put back as they were at the end.
+    """The number of threads, the precision of projections and exact mode, put back as they were at the end.
 
     Within it Python's garbage collector leaves alone what was there before: hundreds of thousands of objects of
     imported modules, which it would otherwise walk through every few steps, a tenth of the time of a small model.
@@ -54,7 +55,7 @@ def process_settings(config: TrainConfig) -> Iterator[None]:
             gc.freeze()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        with fast_projections() if config.matmul == "fast" else nullcontext():
+        with fast_projections() if config.matmul == "fast" else nullcontext(), exact(config.exact):
             yield
     finally:
         if freezes:

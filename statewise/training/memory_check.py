@@ -47,7 +47,7 @@ def require_memory(config: RunConfig, task: Task[Any, Any], *, copies: int = 1, 
     """
     if not config.train.check_memory:
         return
-    device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
+    device, share = choose_device(config.train.place), Share.of(config.train.parallel, n_ranks)
     available = available_to(device, share)
     if available is None:
         return

@@ -131,7 +131,7 @@ def estimate_memory(config: RunConfig, task: Task[Any, Any] | None = None, *, n_
     if task is None:
         task = open_task(config)
         config = task.run
-    device, share = choose_device(config.train.device), Share.of(config.train.parallel, n_ranks)
+    device, share = choose_device(config.train.place), Share.of(config.train.parallel, n_ranks)
     model = shapes_of(config.model)
     parameters = sum(map(n_bytes, model.parameters()))
     if parameters > BEYOND:

@@ -57,7 +57,7 @@ class RunState:
         """
         self.run, self.config = run, run.config.train
         self.ranks = ranks = Ranks() if ranks is None else ranks
-        self.device = ranks.arrange(self.config.parallel, self.config.device)
+        self.device = ranks.arrange(self.config.parallel, self.config.place)
         latest, initial = ranks.by_first(run.latest), None
         if latest is None and self.config.initial is not None:
             initial = checkpoints.resolve(self.config.initial)

@@ -57,6 +57,7 @@ SINCE = {
 }
 SINCE_BESIDE: dict[str, Any] = {  # the same beside the groups
     "initial": None,
+    "exact": False,
     "pieces": 1,
     "short_first": False,
     "routing": {"balance": 0.0, "z": 0.0, "bias_step": 0.0},

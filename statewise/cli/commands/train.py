@@ -8,11 +8,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from statewise.cli.one_voice import one_voice
-from statewise.cli.options import Exact, may_be_exact
+from statewise.cli.options import Exact
 
 
 @one_voice
-@may_be_exact
 def train(
     preset: Annotated[
         str | None,
@@ -166,14 +165,13 @@ def train(
         "train.optimizer.lr": lr,
         "train.seed": seed,
         "train.device": device,
+        "train.exact": exact or None,
         "train.reporting.log": log or None,
     }
     said: dict[str, Any] = {"label_field": label_field, "row_field": row_field, "text_field": text_field, "time": time}
     said["ignored_fields"] = tuple(ignored_fields or ())
     said |= {"targets": _columns(targets), "covariates": _columns(covariates), "horizon": horizon}
     several = seeds is not None or lrs is not None
-    if exact and several:
-        raise typer.BadParameter("--exact trains one run; leave out --seeds and --lrs", param_hint="--exact")
     if several and resume is not None:
         raise typer.BadParameter(
             "the seeds and rates of a folder of runs cannot change when you resume it; leave out --seeds and --lrs",
