@@ -30,8 +30,8 @@ def test_a_run_keeps_it(tmp_path: Path) -> None:
         seen.append(is_exact())
         return len(seen) == 2
 
-    train_run(run, tmp_path / "again", stop_when=stop)
-    train_run(None, tmp_path / "again", resume=True, stop_when=lambda: bool(seen.append(is_exact())))
+    for resume in (False, True):
+        train_run(None if resume else run, tmp_path / "again", resume=resume, stop_when=stop)
     assert all(seen)
     assert len(seen) >= 4
     assert not is_exact()
