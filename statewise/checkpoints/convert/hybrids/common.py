@@ -53,9 +53,16 @@ D_HEAD = Field("head_dim", None, lambda value, given: head_dim(given))
 
 
 def rotary(
-    default_part: float = 1.0, default_base: float = 10_000.0, *, head_dim: Callable[[Config], int] = head_dim
+    default_part: float = 1.0,
+    default_base: float = 10_000.0,
+    *,
+    head_dim: Callable[[Config], int] = head_dim,
+    top: bool = True,
 ) -> dict[str, Any]:
-    """The base of rotary positions, and how many features of each head they turn."""
+    """The base of rotary positions, and how many features of each head they turn.
+
+    top: whether the library reads the part outside of the group too
+    """
 
     def rope(given: Config) -> Mapping[str, Any]:
         found = section(given, "rope_scaling", WHERE) or section(given, "rope_parameters", WHERE)
@@ -69,7 +76,8 @@ def rotary(
 
     def part(value: Any, given: Config) -> int:
         name = "partial_rotary_factor"
-        return int(head_dim(given) * number({name: given.get(name, default_part), **rope(given)}, name, 0.0, WHERE))
+        outside = given.get(name, default_part) if top else default_part
+        return int(head_dim(given) * number({name: outside, **rope(given)}, name, 0.0, WHERE))
 
     def base_back(value: Any, within: Any, d_model: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": value}

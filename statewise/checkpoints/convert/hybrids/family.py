@@ -22,10 +22,10 @@ from statewise.checkpoints.convert.entries import (
     require_tensor,
     write_entries,
 )
-from statewise.checkpoints.convert.fields import require, require_layers
+from statewise.checkpoints.convert.fields import PLAIN, require, require_layers
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
-from statewise.checkpoints.convert.layer_tables import Table
+from statewise.checkpoints.convert.layer_tables import Table, in_memory
 from statewise.checkpoints.differences import differences
 from statewise.checkpoints.empty import expected_shapes
 from statewise.configuration.base import schema
@@ -192,7 +192,7 @@ class Family:
         Errors:  CheckpointError for a value that is not supported.
         """
         where, given = self.where, self.named(given)
-        require(given, {"quantization_config": None, **self.required}, where)
+        require(given, {**PLAIN, **self.required}, where)
         names = self.kinds_of(given)
         unknown = next((name for name in names if name not in self.blocks), None)
         if unknown is not None:
@@ -210,8 +210,9 @@ class Family:
         Errors:  CheckpointError for a value that is not supported, and for a tensor that is missing, left over, or of
                  a wrong shape.
         """
-        tensors = {self.spelled(name): t for name, t in tensors.items() if not name.startswith(self.left_out)}
-        where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
+        where = f"the {self.model_type} checkpoint"
+        tensors = self.named_tensors({n: t for n, t in tensors.items() if not n.startswith(self.left_out)}, where)
+        names = frozenset(tensors)
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
         given = self.named(given)
@@ -233,6 +234,20 @@ class Family:
                 given = {**given, name: given[alias]}
         return given
 
+    def named_tensors(self, tensors: Tensors, where: str) -> dict[str, Tensor]:
+        """Their tensors with one name for each, those of a file as they are here.
+
+        Errors:  CheckpointError where two names of one tensor are there.
+        """
+        found: dict[str, Tensor] = {}
+        spelled: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            here = self.spelled(name)
+            if here in found:
+                raise CheckpointError(f"{where}: {spelled[here]} and {name} are two names of one tensor; remove one")
+            found[here], spelled[here] = tensor, name
+        return found
+
     def kinds_of(self, given: Config) -> list[str]:
         """Which of ``blocks`` each layer is, by their config.
 
@@ -242,10 +257,11 @@ class Family:
             return list(self.kinds(given))
 
     def spelled(self, name: str) -> str:
-        """A name of a file as it is here."""
+        """A name of a file as it is here, but for the dot before the first part."""
+        name = f".{name}"
         for theirs, here in self.spellings.items():
             name = name.replace(theirs, here)
-        return name
+        return name.removeprefix(".")
 
     def entries(
         self,
@@ -260,7 +276,8 @@ class Family:
         table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
         for i, (block, kind) in enumerate(zip(config.blocks, kinds or [None] * len(config.layers), strict=True)):
             table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model, kind)
-        return table + self.between(config, f"{prefix}{self.layers}.")
+        table += self.between(config, f"{prefix}{self.layers}.")
+        return table if names is None else [in_memory(entry, names) for entry in table]
 
     def layer_entries(
         self, block: BlockConfig, theirs: str, ours: str, d_model: int, name: str | None = None
