@@ -104,6 +104,15 @@ class Part:
         inner = ((ours, part) for ours, part in self.fields.items() if isinstance(part, Part))
         return type(config) is self.config and all(part.fits(getattr(config, ours)) for ours, part in inner)
 
+    def named(self) -> Iterator[Part]:
+        """Itself, or the parts inside it where only they have a name."""
+        if self.name:
+            yield self
+            return
+        for part in self.fields.values():
+            if isinstance(part, Part):
+                yield from part.named()
+
     def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
         theirs = f"{theirs}{self.name}." if self.name else theirs
         if self.table is not None:
