@@ -5,8 +5,7 @@ Reading and writing are made of the same description. What is written is read ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,117 +24,20 @@ from statewise.checkpoints.convert.entries import (
 from statewise.checkpoints.convert.fields import PLAIN, require, require_layers
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
-from statewise.checkpoints.convert.layer_tables import Table, in_memory
+from statewise.checkpoints.convert.hybrids.part import UNSAID as UNSAID
+from statewise.checkpoints.convert.hybrids.part import Field as Field
+from statewise.checkpoints.convert.hybrids.part import Kind as Kind
+from statewise.checkpoints.convert.hybrids.part import Part as Part
+from statewise.checkpoints.convert.hybrids.part import made, told, written
+from statewise.checkpoints.convert.layer_tables import in_memory
 from statewise.checkpoints.differences import differences
 from statewise.checkpoints.empty import expected_shapes
-from statewise.configuration.base import schema
-from statewise.configuration.kinds import Place
-from statewise.errors import CheckpointError, ConfigError, StatewiseError, excerpt, retold
+from statewise.errors import CheckpointError
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
-UNSAID = object()  # what a field writes to say nothing
 HEAD, LAYERS = "lm_head.weight", "num_hidden_layers"
 UNKNOWN_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library would guess
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turns what Python says of a value of a wrong kind into an error that names the field."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        if isinstance(error, StatewiseError):
-            raise
-        raise CheckpointError(f"its config: {what} of another kind than it has to be") from error
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of theirs that says one of ours.
-
-    default: what the library takes where the file has none
-    into:    (their value, their config) -> ours; None: as it is
-    back:    (our value, the config that has it, d_model) -> theirs; None: as it is. A dict is put into the group of
-             fields ``theirs``, beside what is there
-    theirs "" stands for several: ``into`` takes them from their config, and ``back`` gives all of them as a dict
-    """
-
-    theirs: str
-    default: Any = None
-    into: Callable[[Any, Config], Any] | None = None
-    back: Callable[[Any, Any, int], Any] | None = None
-
-    def read(self, given: Config) -> Any:
-        """Errors:  CheckpointError for a value of another kind or length than it has to be."""
-        value = given.get(self.theirs, self.default)
-        if value is None and self.default is not None:
-            raise CheckpointError(f"its config: {self.theirs} is null; expected a value, such as {self.default!r}")
-        if self.into is None:
-            return value
-        with _told(f"{self.theirs or 'a field'}={excerpt(value)} is"):
-            return self.into(value, given)
-
-    def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-        value = value if self.back is None else self.back(value, within, d_model)
-        value = list(value) if isinstance(value, tuple) else value
-        yield from [(self.theirs, value)] if self.theirs else value.items()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A config of ours inside a block: a mixer, an MLP, or a part of one of these.
-
-    config: its class    name: what the names of its tensors begin with, after the layer's, without the dot
-    table:  of its own tensors; None: all are in the parts inside it
-    fields: ours -> a field of theirs, a part, or the only value that the family has, where it is not the default
-    """
-
-    config: type
-    name: str = ""
-    table: Table | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-    def read(self, given: Config, where: str) -> Any:
-        return _made(self.config, self.fields, given, where)
-
-    def fits(self, config: Any) -> bool:
-        """Whether a config of ours is of these classes, inside as well."""
-        inner = ((ours, part) for ours, part in self.fields.items() if isinstance(part, Part))
-        return type(config) is self.config and all(part.fits(getattr(config, ours)) for ours, part in inner)
-
-    def named(self) -> Iterator[Part]:
-        """Itself, or the parts inside it where only they have a name."""
-        if self.name:
-            yield self
-            return
-        for part in self.fields.values():
-            if isinstance(part, Part):
-                yield from part.named()
-
-    def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
-        theirs = f"{theirs}{self.name}." if self.name else theirs
-        if self.table is not None:
-            yield from self.table(config, theirs, ours, d_model)
-        for name, part in self.fields.items():
-            if isinstance(part, Part):
-                yield from part.entries(getattr(config, name), theirs, f"{ours}{name}.", d_model)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of block. norms: the names of the mixer's and of the MLP's; block: fields of BlockConfig that this kind
-    alone has; fits: which blocks of ours are of it, where the classes do not say."""
-
-    mixer: Part | None
-    mlp: Part | None
-    norms: tuple[str | None, str | None]
-    block: Mapping[str, Any] = field(default_factory=dict)
-    fits: Callable[[BlockConfig], bool] = lambda block: True
-
-    def is_of(self, block: BlockConfig) -> bool:
-        parts = ((self.mixer, block.mixer), (self.mlp, block.mlp))
-        return all(config is None if part is None else part.fits(config) for part, config in parts) and self.fits(block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +108,11 @@ class Family:
         unknown = next((name for name in names if name not in self.blocks), None)
         if unknown is not None:
             raise CheckpointError(f"{where}: a layer of kind {unknown!r}; known: {', '.join(self.blocks)}")
-        made = {
-            name: _made(BlockConfig, self.of_block(self.blocks[name]), given, where) for name in dict.fromkeys(names)
+        blocks = {
+            name: made(BlockConfig, self.of_block(self.blocks[name]), given, where) for name in dict.fromkeys(names)
         }
-        layers = tuple(made[name] for name in names)
-        ours: LanguageModelConfig = _made(LanguageModelConfig, self.of_model, given, where, layers=layers)
+        layers = tuple(blocks[name] for name in names)
+        ours: LanguageModelConfig = made(LanguageModelConfig, self.of_model, given, where, layers=layers)
         return ours
 
     def read(self, given: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -262,7 +164,7 @@ class Family:
 
         Errors:  CheckpointError for fields of a wrong kind.
         """
-        with _told("a field that says the kinds of the layers is"):
+        with told("a field that says the kinds of the layers is"):
             return list(self.kinds(given))
 
     def spelled(self, name: str) -> str:
@@ -314,9 +216,9 @@ class Family:
         full = explicit(config.in_full(), d_model)
         names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
         said: dict[str, Any] = {}
-        _say(said, _written(self.of_model, full, d_model), where)
+        _say(said, written(self.of_model, full, d_model), where)
         for name, block in zip(names, full.layers):
-            _say(said, _written(self.of_block(self.blocks[name]), block, d_model), where)
+            _say(said, written(self.of_block(self.blocks[name]), block, d_model), where)
         _say(said, self.kinds_back(names).items(), where)
         head = {"architectures": [self.architecture], "model_type": self.model_type, LAYERS: len(names)}
         theirs = {**head, **UNKNOWN_TOKENS, **self.written, **said}
@@ -331,33 +233,6 @@ class Family:
             parts = " and ".join(type(part).__name__ for part in (block.mixer, block.mlp) if part is not None)
             raise CheckpointError(f"transformers' {self.model_type} has no layer of {parts}, as {what} is")
         return found
-
-
-def _made(config: type, sources: Mapping[str, Any], given: Config, where: str, **more: Any) -> Any:
-    """A config of ours, by what theirs says."""
-    values = {ours: _read(config, ours, source, given, where) for ours, source in sources.items()}
-    with retold(CheckpointError, ConfigError, where=f"{where}: "):
-        return config(**more, **values)
-
-
-def _read(config: type, ours: str, source: Any, given: Config, where: str) -> Any:
-    if isinstance(source, Part):
-        return source.read(given, where)
-    if not isinstance(source, Field):
-        return source
-    value = source.read(given)
-    with retold(CheckpointError, ConfigError, where=f"{where}: "):
-        return schema(config)[ours].read(value, Place(source.theirs))
-
-
-def _written(sources: Mapping[str, Any], config: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-    """The fields of theirs that say a config of ours, and those inside it."""
-    for ours, source in sources.items():
-        value = getattr(config, ours)
-        if isinstance(source, Part):
-            yield from _written(source.fields, value, d_model)
-        elif isinstance(source, Field):
-            yield from source.written(value, config, d_model)
 
 
 def _say(said: dict[str, Any], fields: Any, where: str) -> None:
