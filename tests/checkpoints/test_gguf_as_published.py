@@ -13,6 +13,7 @@ from gguf_examples import write
 from hybrid_models import build
 
 import statewise as sw
+from statewise.checkpoints.convert import save_as
 from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.checkpoints.convert.headers import read_headers
 from statewise.errors import CheckpointError
@@ -85,6 +86,18 @@ def test_what_is_still_refused(name: str, key: str, value: Any, message: str, tm
     path = write(build(name), tmp_path / "ours.gguf")
     with pytest.raises(CheckpointError, match=message):
         sw.load(changed(path, tmp_path / "theirs.gguf", **{key: value}))
+
+
+@torch.no_grad()
+def test_any_inner_width_is_written(tmp_path: Path) -> None:
+    """transformers' config.json says it as a multiple of the model's width, a GGUF file as it is."""
+    model = build("granitehybrid", mamba_n_heads=6)  # 96 of 64
+    path = save_as(model, tmp_path / "model.gguf", "gguf")
+    assert read_file(path).metadata["granitehybrid.ssm.inner_size"] == 96
+    logits = sw.load(path)(TOKENS)[0]
+    assert (logits - model(TOKENS)[0]).abs().max() < 1e-5 * logits.abs().max()
+    with pytest.raises(CheckpointError, match="inner width of Mamba-2 is 96, which is not a multiple of d_model=64"):
+        save_as(model, tmp_path / "folder", "transformers")
 
 
 # -- step sizes --------------------------------------------------------------------------------------------------------

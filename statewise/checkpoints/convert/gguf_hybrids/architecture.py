@@ -166,7 +166,7 @@ class Architecture:
 
         Errors:  CheckpointError naming what the family does not have.
         """
-        given = self.of.theirs(config)
+        given = self.of.theirs(config, whole=False)  # keys say the inner width itself
         given |= given.pop("rope_parameters", None) or {}
         found: dict[str, Value] = {"context_length": CONTEXT_LENGTH, "block_count": len(config.layers)}
         for name, key in self.keys.items():

@@ -10,7 +10,6 @@ from statewise.checkpoints.convert.decoder_configs import ACTIVATIONS as THEIR_A
 from statewise.checkpoints.convert.fields import NO_LIMIT, bounded, count, interval, number, section, wrong
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.hybrids.family import UNSAID, Field
-from statewise.errors import CheckpointError
 from statewise.mixers.mamba2 import Mamba2Config
 
 WHERE = "its config"
@@ -120,12 +119,10 @@ def inner_width(given: Config) -> int:
     return count(given, "mamba_expand", 2, WHERE) * count(given, "hidden_size", 4096, WHERE)
 
 
-def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int:
+def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int | float:
     """The inner width as a multiple of d_model, by which theirs checks the number of heads."""
     d_inner = within.heads(d_model) * within.d_head
-    if d_inner % d_model:
-        raise CheckpointError(f"the inner width of Mamba-2 is {d_inner}, which is not a multiple of d_model={d_model}")
-    return d_inner // d_model
+    return d_inner / d_model if d_inner % d_model else d_inner // d_model
 
 
 def layer_types(given: Config, default: Sequence[str]) -> list[str]:

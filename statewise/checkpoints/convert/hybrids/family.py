@@ -207,8 +207,10 @@ class Family:
         """What ``AutoModelForCausalLM.from_pretrained`` reads."""
         return self.theirs(config), write_entries(self.entries(config), tensors)
 
-    def theirs(self, config: LanguageModelConfig) -> dict[str, Any]:
+    def theirs(self, config: LanguageModelConfig, *, whole: bool = True) -> dict[str, Any]:
         """The config.json of the same model.
+
+        whole: for the library, whose ``mamba_expand`` is a whole number; False: for its other fields alone
 
         Errors:  CheckpointError that names what the family does not have.
         """
@@ -222,6 +224,11 @@ class Family:
         _say(said, self.kinds_back(names).items(), where)
         head = {"architectures": [self.architecture], "model_type": self.model_type, LAYERS: len(names)}
         theirs = {**head, **UNKNOWN_TOKENS, **self.written, **said}
+        if whole and isinstance(expand := theirs.get("mamba_expand"), float):
+            d_inner = (
+                f"the inner width of Mamba-2 is {expand * d_model:g}, which is not a multiple of d_model={d_model}"
+            )
+            raise CheckpointError(f"{where} does not have this model: {d_inner}")
         again = explicit(self.config(theirs).in_full(), d_model)
         for difference in differences(essential(again), essential(full)):
             raise CheckpointError(f"{where} does not have this model: {difference}")
