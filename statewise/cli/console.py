@@ -237,11 +237,16 @@ def _show_published(record: dict[str, Any]) -> None:
         print(f"it can be loaded{without}")
         return
     print(f"it cannot be loaded: {record['reason']}")
+    similar: dict[str, list[str]] = {}
     table = _table("layers, as its own files name them", "layers", "kind", "what they hold")
     for (kind, holds), layers in groupby(record["layers"], key=lambda layer: (layer["kind"], layer["holds"])):
-        numbers = [layer["layer"] for layer in layers]
+        several = list(layers)
+        similar |= several[0]["similar"]
+        numbers = [layer["layer"] for layer in several]
         table.add_row(f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}", kind, ", ".join(holds))
     print_table(table)
+    for name, configs in similar.items():
+        print(f"in models that are read, {name} is {' or '.join(configs)}")
 
 
 def _show_memory(record: dict[str, Any]) -> None:

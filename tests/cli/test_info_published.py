@@ -95,14 +95,18 @@ def test_an_architecture_that_is_not_read(tmp_path: Path, capsys: pytest.Capture
     assert not record["loads"]
     assert record["architecture"] == "bamba3"
     assert "unknown architecture: its config says 'bamba3'" in record["reason"]
-    assert record["layers"] == [
-        {"layer": 0, "kind": "mamba", "holds": ["mixer", "norm"]},
-        {"layer": 1, "kind": "attention", "holds": ["mixer", "norm"]},
+    assert "transformers (mamba, falcon_mamba, mamba2, gpt2, gpt_neo, opt" in record["reason"]
+    assert "bamba, granitemoehybrid, falcon_h1" in record["reason"]
+    assert [{**layer, "similar": None} for layer in record["layers"]] == [
+        {"layer": 0, "kind": "mamba", "holds": ["mixer", "norm"], "similar": None},
+        {"layer": 1, "kind": "attention", "holds": ["mixer", "norm"], "similar": None},
     ]
+    assert record["layers"][0]["similar"] == {"mixer": ["AttentionConfig", "MLPConfig", "Mamba2Config", "MoEConfig"]}
     assert record["memory"]["float32"] == 4 * record["file_parameters"] == 4 * 894_720
     assert run(["info", str(path), "--no-json"]) == 0
     out = capsys.readouterr().out
     assert "bamba3 in no known format" in out
+    assert "in models that are read, mixer is AttentionConfig or MLPConfig or Mamba2Config or MoEConfig" in out
     assert "it cannot be loaded: " in out
     shutil.copy(path / "model.safetensors", tmp_path / "alone.safetensors")
     record = said(capsys, tmp_path / "alone.safetensors")

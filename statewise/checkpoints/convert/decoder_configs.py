@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from statewise.checkpoints.convert.fields import count, flag, number, require, section, share, wrong
+from statewise.checkpoints.convert.fields import PLAIN, count, flag, number, require, section, share, wrong
 from statewise.checkpoints.convert.formats import Config
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
@@ -46,7 +46,7 @@ def from_theirs(config: Config) -> LanguageModelConfig:
     Errors:  CheckpointError for a value that is not supported.
     """
     kind = config["model_type"]
-    require(config, {"quantization_config": None}, where_of(kind))
+    require(config, PLAIN, where_of(kind))
     return {"gpt2": _gpt2, "gpt_neo": _gpt_neo, "opt": _opt, "gpt_neox": _gpt_neox}[kind](config, where_of(kind))
 
 

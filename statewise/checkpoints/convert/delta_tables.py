@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.checkpoints.convert.entries import Entry, affine, require_shape, reshaped, same
-from statewise.checkpoints.convert.layer_tables import convolution, output_bias, separate_attention
+from statewise.checkpoints.convert.layer_tables import convolution, output_bias, separate_attention, stacked
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.delta_net import GatedDeltaNetConfig
 from statewise.mixers.gated_convolution import GatedConvolutionConfig
@@ -21,20 +21,13 @@ from statewise.mixers.mlstm import MLSTMConfig
 from statewise.mixers.rg_lru import RGLRUConfig
 
 
-def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> Entry:
-    """Several tensors that are one of ours, one below the other. sizes: how many rows each has."""
-
-    def to_ours(*parts: Tensor) -> Tensor:
-        for name, part, size in zip(theirs, parts, sizes):
-            require_shape(name, part, (size, *parts[0].shape[1:]))
-        return torch.cat(parts)
-
-    return Entry(tuple(theirs), (ours,), to_ours, lambda tensor: tensor.split(list(sizes)))
-
-
-def separate_maps(theirs: str, names: Sequence[str], ours: str, sizes: Sequence[int], *, bias: bool) -> list[Entry]:
-    parts = ("weight", "bias")[: 1 + bias]
-    return [stacked([f"{theirs}{name}.{part}" for name in names], f"{ours}.{part}", sizes) for part in parts]
+def separate_maps(
+    theirs: str, names: Sequence[str], ours: str, sizes: Sequence[int], d_model: int, *, bias: bool
+) -> list[Entry]:
+    parts = (("weight", (d_model,)), ("bias", ()))[: 1 + bias]
+    return [
+        stacked([f"{theirs}{name}.{part}" for name in names], f"{ours}.{part}", sizes, *inner) for part, inner in parts
+    ]
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -58,8 +51,10 @@ def gated_attention(config: AttentionConfig, theirs: str, ours: str, d_model: in
     d_kv = d_head * (n_heads if config.n_kv_heads is None else config.n_kv_heads)
     sizes = [n_heads * d_head, d_kv, d_kv, n_heads * d_head]
 
-    def to_ours(qg: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        require_shape(f"{theirs}q_proj", qg, (2 * sizes[0], *k.shape[1:]))
+    def to_ours(part: str, *maps: Tensor) -> Tensor:
+        for letter, one, size in zip("qkv", maps, (2 * sizes[0], d_kv, d_kv)):
+            require_shape(f"{theirs}{letter}_proj.{part}", one, (size, d_model)[: 1 + (part == "weight")])
+        qg, k, v = maps
         q, gate = qg.unflatten(0, (n_heads, 2, d_head)).unbind(1)
         return torch.cat((q.flatten(0, 1), k, v, gate.flatten(0, 1)))
 
@@ -71,7 +66,7 @@ def gated_attention(config: AttentionConfig, theirs: str, ours: str, d_model: in
     table = affine(f"{theirs}o_proj", f"{ours}out_proj", bias=output_bias(config))
     for part in ("weight", "bias")[: 1 + config.bias]:
         names = tuple(f"{theirs}{letter}_proj.{part}" for letter in "qkv")
-        table.append(Entry(names, (f"{ours}in_proj.{part}",), to_ours, to_theirs))
+        table.append(Entry(names, (f"{ours}in_proj.{part}",), partial(to_ours, part), to_theirs))
     return table + _norms(config, theirs, ours, ("q_norm", "k_norm"))
 
 
@@ -128,7 +123,7 @@ def divided_delta(config: GatedDeltaNetConfig, theirs: str, ours: str, d_model: 
     _, (q, k, v, *rest) = _delta_rows(config)
     names = [f"{theirs}in_proj_{name}.weight" for name in ("qkv", "z", "a", "b")]
     return [
-        stacked(names, f"{ours}in_proj.weight", [q + k + v, *rest]),
+        stacked(names, f"{ours}in_proj.weight", [q + k + v, *rest], d_model),
         *convolution(theirs, ours, bias=False),
         *_delta_rest(theirs, ours, norm="norm", output="out_proj"),
     ]
@@ -139,8 +134,8 @@ def separate_delta(config: GatedDeltaNetConfig, theirs: str, ours: str, d_model:
     _, rows = _delta_rows(config)
     names = [f"{theirs}{name}_proj.weight" for name in "qkvgab"]
     return [
-        stacked(names, f"{ours}in_proj.weight", rows),
-        _convolutions(theirs, ours, rows[:3]),
+        stacked(names, f"{ours}in_proj.weight", rows, d_model),
+        _convolutions(theirs, ours, rows[:3], config.n_taps),
         *_delta_rest(theirs, ours, norm="o_norm", output="o_proj"),
     ]
 
@@ -152,8 +147,8 @@ def kimi_delta(config: KDAConfig, theirs: str, ours: str, d_model: int) -> list[
     names = [f"{theirs}{name}_proj.weight" for name in ("q", "k", "v", "f_a", "g_a", "b")]
     heads = (1, 1, config.n_heads, 1)
     return [
-        stacked(names, f"{ours}in_proj.weight", [keys, keys, values, rank, rank, config.n_heads]),
-        _convolutions(theirs, ours, [keys, keys, values]),
+        stacked(names, f"{ours}in_proj.weight", [keys, keys, values, rank, rank, config.n_heads], d_model),
+        _convolutions(theirs, ours, [keys, keys, values], config.n_taps),
         same(f"{theirs}f_b_proj.weight", f"{ours}decay_proj.weight"),
         *affine(f"{theirs}g_b_proj", f"{ours}gate_proj", bias=config.gate_bias),
         reshaped(f"{theirs}A_log", f"{ours}dynamics.A_log", theirs_shape=heads, ours_shape=heads[2:3], drops_ones=True),
@@ -178,7 +173,7 @@ def _delta_rest(theirs: str, ours: str, *, norm: str, output: str) -> list[Entry
     ]
 
 
-def _convolutions(theirs: str, ours: str, rows: Sequence[int]) -> Entry:
+def _convolutions(theirs: str, ours: str, rows: Sequence[int], n_taps: int) -> Entry:
     """One each of q, k and v, oldest tap first."""
     whole = convolution(theirs, ours, bias=False)[0]
     assert whole.to_ours is not None
@@ -186,6 +181,8 @@ def _convolutions(theirs: str, ours: str, rows: Sequence[int]) -> Entry:
     names = tuple(f"{theirs}{letter}_conv1d.weight" for letter in "qkv")
 
     def to_ours(*parts: Tensor) -> Tensor:
+        for name, part in zip(names, parts):  # of any rows: that library divides one convolution into equal parts
+            require_shape(name, part, (*part.shape[:1], 1, n_taps))
         turned = whole.to_ours(torch.cat(parts))  # type: ignore[misc]
         assert isinstance(turned, Tensor)
         return turned
@@ -210,13 +207,13 @@ def rg_lru(config: RGLRUConfig, theirs: str, ours: str, d_model: int) -> list[En
     d_inner = d_model if config.d_inner is None else config.d_inner
     n, width, table = config.n_blocks, d_inner // config.n_blocks, list[Entry]()
     for name, own in (("input", "input_gates"), ("recurrent", "recurrence_gates")):
-        for part, turn in (("weight", _transposed), ("bias", _unchanged)):
-            to_ours, to_theirs = partial(_unstack, turn, n), partial(_stack, turn)
-            names = tuple(f"{ours}{own}.{i}.{part}" for i in range(n))
-            table.append(Entry((f"{theirs}rg_lru.{name}_gate_{part}",), names, to_ours, to_theirs))
+        for part, turn, axes in (("weight", _transposed, 2), ("bias", _unchanged, 1)):
+            stack, names = f"{theirs}rg_lru.{name}_gate_{part}", tuple(f"{ours}{own}.{i}.{part}" for i in range(n))
+            to_ours = partial(_unstack, turn, stack, (n, *(width,) * axes))
+            table.append(Entry((stack,), names, to_ours, partial(_stack, turn)))
     return [
         *table,
-        *separate_maps(theirs, ("linear_y", "linear_x"), f"{ours}in_proj", [n * width] * 2, bias=True),
+        *separate_maps(theirs, ("linear_y", "linear_x"), f"{ours}in_proj", [n * width] * 2, d_model, bias=True),
         *convolution(theirs, ours, bias=True, name="conv_1d"),
         same(f"{theirs}rg_lru.recurrent_param", f"{ours}dynamics.Lambda"),
         *affine(f"{theirs}linear_out", f"{ours}out_proj"),
@@ -231,8 +228,8 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _unstack(turn: Callable[[Tensor], Tensor], n: int, tensor: Tensor) -> tuple[Tensor, ...]:
-    require_shape("a gate of the recurrence", tensor, (n, *tensor.shape[1:]))
+def _unstack(turn: Callable[[Tensor], Tensor], name: str, shape: Sequence[int], tensor: Tensor) -> tuple[Tensor, ...]:
+    require_shape(name, tensor, shape)
     return tuple(turn(part) for part in tensor)
 
 
@@ -246,9 +243,14 @@ def mlstm(config: MLSTMConfig, theirs: str, ours: str, d_model: int) -> list[Ent
     keys, values, n = config.n_heads * d_key, config.n_heads * d_value, config.n_heads
     return [
         *separate_maps(
-            theirs, ("q", "k", "v", "ogate_preact"), f"{ours}in_proj", [keys, keys, values, values], bias=config.bias
+            theirs,
+            ("q", "k", "v", "ogate_preact"),
+            f"{ours}in_proj",
+            [keys, keys, values, values],
+            d_model,
+            bias=config.bias,
         ),
-        *separate_maps(theirs, ("igate_preact", "fgate_preact"), f"{ours}gate_proj", [n, n], bias=True),
+        *separate_maps(theirs, ("igate_preact", "fgate_preact"), f"{ours}gate_proj", [n, n], d_model, bias=True),
         *_mlstm_ends(config, theirs, ours),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from statewise.errors import CheckpointError, retold
+from statewise.errors import CheckpointError, StatewiseError, retold
 
 Compute = Callable[..., Tensor | tuple[Tensor, ...]]
 _names_alone: ContextVar[bool] = ContextVar("names_alone", default=False)
@@ -37,8 +38,8 @@ class Entry:
 
 @contextmanager
 def names_alone() -> Iterator[None]:
-    """Within it :func:`read_entries` looks at names, and at the shapes of what is only renamed, and computes nothing:
-    so a file need not be read. What it returns lacks the tensors that would be computed."""
+    """Within it :func:`read_entries` looks at names and shapes, and reads no number: so a file need not be read. What
+    it returns lacks the tensors that would be computed; shapes that depend on numbers are not looked at."""
     token = _names_alone.set(True)
     try:
         yield
@@ -156,15 +157,16 @@ def read_entries(
             raise CheckpointError(f"{where}: the tensor {missing[0]} is missing{_near(missing[0], unknown)}")
         if not entry.ours:
             continue
-        if _names_alone.get() and entry.to_ours is not None:
-            continue
         given = tuple(tensors[name] for name in entry.theirs)
-        for name, tensor in zip(entry.ours, _compute(entry.to_ours, given, where), strict=True):
+        alone = _names_alone.get() and entry.to_ours is not None
+        made = _shapes_of(entry, given, where) if alone else _compute(entry, entry.to_ours, given, where)
+        for name, tensor in zip(entry.ours if made else (), made, strict=True):
             if name in expected and tuple(tensor.shape) != tuple(expected[name]):
                 theirs = " and ".join(entry.theirs)
                 shapes = f"gives {name} of shape {tuple(tensor.shape)}, expected {tuple(expected[name])}"
                 raise CheckpointError(f"{where}: {theirs} {shapes}")
-            found[name] = tensor
+            if not alone:
+                found[name] = tensor
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise CheckpointError(f"{where}: the tensor {unknown[0]} does not belong to this architecture{more}")
@@ -190,18 +192,49 @@ def write_entries(
                 raise CheckpointError(f"{where}: the tensor {name} is missing, or is there twice")
             left.remove(name)
         given = tuple(tensors[name] for name in entry.ours)
-        found.update(zip(entry.theirs, _compute(entry.to_theirs, given, where), strict=True))
+        found.update(zip(entry.theirs, _compute(entry, entry.to_theirs, given, where), strict=True))
     if left:
         raise CheckpointError(f"{where}: the tensor {min(left)} has no place in this format")
     return found
 
 
-def _compute(function: Compute | None, given: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
+def _compute(entry: Entry, function: Compute | None, given: tuple[Tensor, ...], where: str) -> tuple[Tensor, ...]:
     if function is None:
         return given
-    with retold(CheckpointError, CheckpointError, where=f"{where}: "):
-        made = function(*given)
+    try:
+        with retold(CheckpointError, CheckpointError, where=f"{where}: "):
+            made = function(*given)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, StatewiseError) or function is not entry.to_ours or any(t.is_meta for t in given):
+            raise
+        raise CheckpointError(f"{where}: {_with_shapes(entry.theirs, given)}; expected shapes that fit") from error
     return made if isinstance(made, tuple) else (made,)
+
+
+def _with_shapes(names: Sequence[str], tensors: Sequence[Tensor], most: int = 4) -> str:
+    """Each tensor with its shape; of many only one of each shape, those of the rarest first."""
+    named = [(name, tuple(tensor.shape)) for name, tensor in zip(names, tensors)]
+    if len(named) > most:
+        often = Counter(shape for _, shape in named)
+        first = {shape: name for name, shape in reversed(named)}
+        named = sorted(((name, shape) for shape, name in first.items()), key=lambda one: often[one[1]])[:most]
+    return " and ".join(f"{name} has shape {shape}" for name, shape in named)
+
+
+def _shapes_of(entry: Entry, given: Sequence[Tensor], where: str) -> tuple[Tensor, ...]:
+    """What is computed, as tensors without numbers; empty if it depends on numbers.
+
+    given: tensors, or descriptions of them
+    """
+    empty = tuple(torch.empty(tuple(tensor.shape), device="meta") for tensor in given)
+    try:
+        return _compute(entry, entry.to_ours, empty, where)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        if isinstance(error, StatewiseError):
+            raise
+        if isinstance(error, (NotImplementedError, TypeError)) or "meta" in str(error).lower():
+            return ()
+        raise CheckpointError(f"{where}: {_with_shapes(entry.theirs, empty)}; expected shapes that fit") from error
 
 
 def _require_all(found: Mapping[str, Tensor], expected: Mapping[str, Sequence[int]], where: str) -> None:

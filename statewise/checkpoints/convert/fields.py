@@ -14,6 +14,9 @@ from statewise.errors import CheckpointError, excerpt
 from statewise.systems.rules import is_number
 
 NO_LIMIT = (0.0, math.inf)
+# Of every model of transformers with attention, whether it names the field or not: weights as they are, and no token
+# reads a later one, which "is_causal": false would have it do
+PLAIN = {"quantization_config": None, "is_causal": True}
 LARGEST_COUNT = 2**31 - 1
 _LARGEST = 3.4e38  # in place of an infinity, which JSON does not have
 # How transformers writes what JSON has no number for.

@@ -26,6 +26,7 @@ class Format:
     read:       (their config, their tensors) -> (our config, our tensors), each of theirs used exactly once
     write:      the way back; None where nobody would read it
     keeps_wide: (a name of theirs) -> whether their programs need the tensor in float32, whatever the others are in
+    kinds:      the model types that it reads, for messages; none where it has other signs
     files:      what the two are called: the weights' file and the config's, as written; "" for no config
     """
 
@@ -34,6 +35,7 @@ class Format:
     read: Callable[[Config, Tensors], tuple[ModelConfig, dict[str, Tensor]]]
     write: Callable[[ModelConfig, Tensors], tuple[dict[str, Any], dict[str, Tensor]]] | None = None
     keeps_wide: Callable[[str], bool] = lambda name: False
+    kinds: tuple[str, ...] = ()
     files: tuple[str, str] = ("model.safetensors", "config.json")
 
 

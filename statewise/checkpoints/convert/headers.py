@@ -43,16 +43,21 @@ class Headers:
     types: Mapping[str, str]
 
     def layers(self) -> list[dict[str, Any]]:
-        """The layers of a model that is not read: for each its ``kind``, if the config says it, and the names of what
-        it ``holds``."""
+        """The layers of a model that is not read: for each its ``kind``, if the config says it, the names of what it
+        ``holds``, and what is ``similar``: which configs of ours are called so in models that are read."""
         holds: dict[int, set[str]] = {}
         for name in self.shapes:
-            if found := NUMBERED.search(name):
-                holds.setdefault(int(found[1]), set()).add(found[2])
-        kinds = kinds_of(self.published)
+            if part := NUMBERED.search(name):
+                holds.setdefault(int(part[1]), set()).add(part[2])
+        kinds, known = kinds_of(self.published), names_of_parts()
         n_layers = max(len(kinds), len(holds))
         return [
-            {"layer": i, "kind": kinds[i] if i < len(kinds) else None, "holds": sorted(holds.get(i, ()))}
+            {
+                "layer": i,
+                "kind": kinds[i] if i < len(kinds) else None,
+                "holds": (found := sorted(holds.get(i, ()))),
+                "similar": {name: known[name] for name in found if name in known},
+            }
             for i in range(n_layers)
         ]
 
@@ -116,6 +121,23 @@ def kinds_of(config: Mapping[str, Any]) -> list[str]:
     counted = [config.get(field) for field in COUNT_FIELDS]
     n_layers = next((n for n in counted if isinstance(n, int) and 0 < n <= 10_000), 0)
     return [""] * n_layers
+
+
+def names_of_parts() -> dict[str, list[str]]:
+    """What the parts of layers are called in transformers' hybrids, and the configs of ours that they are there.
+
+    >>> names_of_parts()["linear_attn"], names_of_parts()["conv"]
+    (['GatedDeltaNetConfig'], ['GatedConvolutionConfig'])
+    """
+    from statewise.checkpoints.convert.hybrids import every_family
+
+    found: dict[str, set[str]] = {}
+    for family in every_family():
+        for kind in family.blocks.values():
+            for part in (kind.mixer, kind.mlp):
+                for one in () if part is None else part.named():
+                    found.setdefault(one.name.partition(".")[0], set()).add(one.config.__name__)
+    return {name: sorted(configs) for name, configs in found.items()}
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:

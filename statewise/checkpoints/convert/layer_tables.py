@@ -5,13 +5,13 @@ A table is made for a config, by what the names of the part begin with there and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from statewise.checkpoints.convert.entries import Entry, affine, same
+from statewise.checkpoints.convert.entries import Entry, affine, require_shape, same
 from statewise.errors import CheckpointError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.mamba import NORMED, MambaConfig
@@ -27,8 +27,18 @@ def output_bias(config: AttentionConfig | Mamba2Config) -> bool:
     return config.bias if config.output_bias is None else config.output_bias
 
 
-def together(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
+def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int], *inner: int) -> Entry:
+    """Several tensors that are one of ours, one below the other.
+
+    sizes: how many rows each has    inner: the other axes of all
+    """
+
+    def to_ours(*parts: Tensor) -> Tensor:
+        for name, part, size in zip(theirs, parts, sizes):
+            require_shape(name, part, (size, *inner))
+        return torch.cat(parts)
+
+    return Entry(tuple(theirs), (ours,), to_ours, lambda tensor: tensor.split(list(sizes)))
 
 
 def separate_attention(
@@ -40,8 +50,8 @@ def separate_attention(
     sizes = [n * d_head for n in (config.n_heads, n_kv_heads, n_kv_heads)]
     table = affine(f"{theirs}{output}", f"{ours}out_proj", bias=output_bias(config))
     for part in ("weight", "bias")[: 1 + config.bias]:
-        split = tuple(f"{theirs}{letter}_proj.{part}" for letter in "qkv")
-        table.append(Entry(split, (f"{ours}{into}.{part}",), together, lambda stacked: stacked.split(sizes)))
+        names, inner = [f"{theirs}{letter}_proj.{part}" for letter in "qkv"], (d_model,) * (part == "weight")
+        table.append(stacked(names, f"{ours}{into}.{part}", sizes, *inner))
     return table
 
 
@@ -90,8 +100,9 @@ def gated_mlp(gate: str = "gate_proj", up: str = "up_proj", down: str = "down_pr
     def table(config: MLPConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         entries = affine(f"{theirs}{down}", f"{ours}out_proj", bias=config.bias)
         for part in ("weight", "bias")[: 1 + config.bias]:
-            split = (f"{theirs}{gate}.{part}", f"{theirs}{up}.{part}")
-            entries.append(Entry(split, (f"{ours}in_proj.{part}",), together, lambda stacked: stacked.chunk(2)))
+            names = (f"{theirs}{gate}.{part}", f"{theirs}{up}.{part}")
+            rows, inner = [config.hidden_width(d_model)] * 2, (d_model,) * (part == "weight")
+            entries.append(stacked(names, f"{ours}in_proj.{part}", rows, *inner))
         return entries
 
     return table
@@ -133,21 +144,28 @@ def single_experts(
 
     def table(config: MoEConfig, theirs: str, ours: str, d_model: int) -> list[Entry]:
         n, k = config.n_experts, len(into)
+        width, d_in = config.hidden_width(d_model), d_model if config.d_latent is None else config.d_latent
 
         def to_ours(*maps: Tensor) -> Tensor:
+            for name, one in zip(names, maps):
+                require_shape(name, one, (width, d_in))
             return torch.stack([torch.cat(maps[i * k : (i + 1) * k]) for i in range(n)])
 
-        def to_theirs(stacked: Tensor) -> tuple[Tensor, ...]:
-            return tuple(part.contiguous() for expert in stacked for part in expert.chunk(k))
+        def to_theirs(tensor: Tensor) -> tuple[Tensor, ...]:
+            return tuple(part.contiguous() for expert in tensor for part in expert.chunk(k))
 
         names = tuple(f"{theirs}experts.{i}.{name}.weight" for i in range(n) for name in into)
         outs = tuple(f"{theirs}experts.{i}.{out}.weight" for i in range(n))
+
+        def out_to_ours(*maps: Tensor) -> Tensor:
+            for name, one in zip(outs, maps):
+                require_shape(name, one, (d_in, width))
+            return torch.stack(maps)
+
         return [
             *_routed(config, theirs, ours, router, bias),
             Entry(names, (f"{ours}experts.in_proj",), to_ours, to_theirs),
-            Entry(
-                outs, (f"{ours}experts.out_proj",), lambda *maps: torch.stack(maps), lambda stacked: stacked.unbind()
-            ),
+            Entry(outs, (f"{ours}experts.out_proj",), out_to_ours, lambda tensor: tensor.unbind()),
         ]
 
     return table
@@ -163,3 +181,23 @@ def _routed(config: MoEConfig, theirs: str, ours: str, router: str, bias: str = 
         for name, part in (("fc1_latent_proj", "latent_in"), ("fc2_latent_proj", "latent_out")):
             table += affine(theirs + name, ours + part, bias=config.latent_bias)
     return table
+
+
+def in_memory(entry: Entry, names: Container[str]) -> Entry:
+    """The entry by what transformers has in memory, where a file has that, as ``save_original_format=False`` writes it:
+    all experts in one tensor, and one convolution of queries, keys and values.
+
+    names: of the file's tensors
+    """
+    first, ours = entry.theirs[0], entry.ours
+    if first in names:
+        return entry
+    if first.endswith("q_conv1d.weight"):
+        stem, own = first.removesuffix("q_conv1d.weight"), ours[0].removesuffix("convolution.weight")
+        return convolution(stem, own, bias=False)[0] if f"{stem}conv1d.weight" in names else entry
+    stem, among, _ = first.partition(".experts.0.")
+    for part, stacks in (("in_proj", ("gate_up_proj", "up_proj")), ("out_proj", ("down_proj",))):
+        if among and ours[0].endswith(f"experts.{part}"):
+            found = next((name for name in stacks if f"{stem}.experts.{name}" in names), None)
+            return entry if found is None else same(f"{stem}.experts.{found}", ours[0])
+    return entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -121,8 +121,12 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         what = "there is no config.json beside it"
     raise CheckpointError(
         f"{source.path} has an unknown architecture: {what}, and its tensors are {_few(names)}. "
-        f"Known: {', '.join(candidate.name for candidate in known)}, gguf"
+        f"Known: {', '.join(f'{one.name}{_in_brackets(one.kinds)}' for one in known)}, gguf"
     )
+
+
+def _in_brackets(kinds: Sequence[str]) -> str:
+    return f" ({', '.join(kinds)})" if kinds else ""
 
 
 def _few(names: Iterable[str]) -> str:

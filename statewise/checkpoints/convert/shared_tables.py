@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statewise.checkpoints.convert.entries import Entry, affine, same
-from statewise.checkpoints.convert.layer_tables import separate_attention, together
+from statewise.checkpoints.convert.layer_tables import separate_attention, stacked
 from statewise.models.language_model import LanguageModelConfig
 from statewise.models.shared_transformer import SharedTransformerConfig
 
@@ -40,8 +40,9 @@ def shared_transformers(config: LanguageModelConfig, layers: str) -> list[Entry]
         if mixer.attention_adapters:
             adapters = tuple(f"{theirs}self_attn.linear_{letter}_adapter_list.{use}" for letter in "qkv")
             down = tuple(f"{name}.0.weight" for name in adapters)
+            assert mixer.d_adapter is not None  # or there are no adapters
             table.append(
-                Entry(down, (f"{ours}attention.in_proj.down.weight",), together, lambda stacked: stacked.chunk(3))
+                stacked(down, f"{ours}attention.in_proj.down.weight", [mixer.d_adapter] * 3, 2 * config.d_model)
             )
             lists += [(name, f"{ours}attention.in_proj.", part) for part, name in enumerate(adapters)]
         table.append(same(f"{lists[0][0]}.0.weight", f"{ours}mlp.in_proj.down.weight"))

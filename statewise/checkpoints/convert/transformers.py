@@ -220,5 +220,6 @@ FORMATS = (
         recognises=recognises,
         read=read,
         write=write,
+        kinds=(*_CLASSES, *decoders.CLASSES, *hybrids.FAMILIES, *hybrids.INSIDE),
     ),
 )

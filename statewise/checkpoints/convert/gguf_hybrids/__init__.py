@@ -5,6 +5,7 @@ Source: ``conversion`` and ``src/models`` of https://github.com/ggml-org/llama.c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -51,5 +52,7 @@ def write(
         except CheckpointError as error:
             reasons.append(f"as {one.name}: {error}")
         else:
+            if (told := one.warns(folded, ours)) is not None:
+                warnings.warn(told, stacklevel=2)
             return one.name, values, theirs
     raise CheckpointError("; ".join(reason for reason in reasons if "has no layer of" not in reason))

@@ -46,6 +46,7 @@ from statewise.models.mlp import MLPConfig
 from statewise.models.moe import MoEConfig
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+NO_EXPERTS = ("expert_count", "expert_used_count")  # where they are 0, as llama.cpp's converter has it for dense models
 IDLE = ("context_length", "vocab_size")  # keys that say nothing about what is computed
 CONTEXT_LENGTH = 2**20  # there is no bound
 Shapes = Mapping[str, tuple[int, ...]]
@@ -108,6 +109,7 @@ class Architecture:
     second:   the name of the norm before an MLP that follows a mixer
     offset:   the weights of our norms are stored less 1
     tables:   of mixers and MLPs, where they are not those of ``TABLES``
+    warns:    (config, tensors) -> what a user has to know of the file that is written; None: nothing
     folded:   (config, tensors) -> the same model without numbers that have no key, which are multiplied into matrices
     """
 
@@ -123,6 +125,7 @@ class Architecture:
     second: str = "ffn_norm.weight"
     offset: bool = False
     tables: Mapping[type, Table] = field(default_factory=dict)
+    warns: Callable[[LanguageModelConfig, Mapping[str, Tensor]], str | None] = lambda config, tensors: None
     folded: Callable[[LanguageModelConfig, Mapping[str, Tensor]], Folded] = lambda config, tensors: (config, tensors)
 
     @property
@@ -136,7 +139,7 @@ class Architecture:
 
         Errors:  CheckpointError naming a key that is missing, unknown, or of a value that is not supported.
         """
-        values = Values(self.name, metadata, (*IDLE, *self.idle, *self.only))
+        values = Values(self.name, self._said(metadata), (*IDLE, *self.idle, *self.only))
         for key, wanted in self.only.items():
             if values.has(key) and metadata[f"{self.name}.{key}"] != wanted:
                 raise values.wrong(key, f"expected {wanted!r}")
@@ -150,12 +153,20 @@ class Architecture:
         values.require_no_more()
         return self.of.config({name: value for name, value in given.items() if value is not None})
 
+    def _said(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
+        """The values but for numbers of experts that are 0, where a file may lack them."""
+        may = (name for name in NO_EXPERTS if name not in self.keys or self.keys[name].default is not ...)
+        none = {f"{self.name}.{name}" for name in may}
+        return {
+            key: value for key, value in metadata.items() if not (key in none and value == 0 and type(value) is int)
+        }
+
     def values(self, config: LanguageModelConfig) -> dict[str, Value]:
         """The values of a model that was :attr:`folded`.
 
         Errors:  CheckpointError naming what the family does not have.
         """
-        given = self.of.theirs(config)
+        given = self.of.theirs(config, whole=False)  # keys say the inner width itself
         given |= given.pop("rope_parameters", None) or {}
         found: dict[str, Value] = {"context_length": CONTEXT_LENGTH, "block_count": len(config.layers)}
         for name, key in self.keys.items():

@@ -26,11 +26,14 @@ from statewise.mixers.attention import AttentionConfig
 from statewise.models.language_model import LanguageModelConfig
 
 EXPERTS, TURNED = "expert_count", "rope.scaling.finetuned"
+SHARED = "expert_shared_feed_forward_length"
 
 
 def read(values: Values, shapes: Shapes, given: Config) -> dict[str, Any]:
     kv_heads, d_head = each(values, KV, given), attention_width(values, given)
-    wide = "expert_shared_feed_forward_length" if given["num_local_experts"] else "feed_forward_length"
+    wide = SHARED if given["num_local_experts"] else "feed_forward_length"
+    if not given["num_local_experts"]:
+        values.natural(SHARED)  # which llama.cpp's converter writes for dense models too, and nothing reads
     return {
         **system_width(values, given),
         "num_key_value_heads": one_of(values, KV, kv_heads) if any(kv_heads) else None,
@@ -54,7 +57,7 @@ def write(given: Config, config: LanguageModelConfig) -> dict[str, Value]:
         values["attention.scale"] = float(given["attention_multiplier"])
     shared = given["shared_intermediate_size"]
     if given["num_local_experts"]:
-        return values | {"expert_shared_feed_forward_length": shared}
+        return values | {SHARED: shared}
     return values | {"feed_forward_length": shared}
 
 

@@ -19,9 +19,9 @@ def read(values: Values, shapes: Shapes, given: Config) -> dict[str, Any]:
     width = values.count(WIDTHS[0])
     if width <= d_shared:
         raise values.wrong(WIDTHS[0], f"expected more than rope.dimension_count, {d_shared}")
-    for key, expected in ((WIDTHS[1], rank + d_shared), ("attention.value_length", rank)):
-        if values.count(key, expected) != expected:
-            raise values.wrong(key, f"expected {expected}, as attention.kv_lora_rank has it")
+    if values.count(WIDTHS[1], rank + d_shared) != rank + d_shared:
+        raise values.wrong(WIDTHS[1], f"expected {rank + d_shared}, as attention.kv_lora_rank has it")
+    values.count("attention.value_length", rank)  # of any width: attention.value_length_mla is that of a head
     return {
         "linear_num_heads": given["num_attention_heads"],
         "qk_nope_head_dim": width - d_shared,

@@ -1,6 +1,7 @@
 """Nemotron-H: ``nemotron_h``, and ``nemotron_h_moe`` where it has experts in place of MLPs.
 
-The least step size has no key: as llama.cpp's own converter has it, files are of models with that of the library.
+The least step size has no key: as llama.cpp's own converter has it, files are of models with that of the library, and
+llama.cpp takes smaller steps as they are.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+from torch.nn.functional import softplus
+
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.gguf_hybrids.architecture import Architecture, Key, Shapes, count, number
 from statewise.checkpoints.convert.gguf_hybrids.common import KV, each, has, one_of
 from statewise.checkpoints.convert.gguf_values import Value, Values
+from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModelConfig
 
 WIDTH, WIDTHS, NORMALIZED = (
@@ -21,6 +26,7 @@ WIDTH, WIDTHS, NORMALIZED = (
     "expert_weights_norm",
 )
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # one or both, of the same norms
+LEAST, DEVIATIONS = 0.001, 2.0  # of the model; and how rare an input is that is looked at
 KINDS = {"full_attention": (1, 0), "linear_attention": (0, 0), "mlp": (0, 1), "moe": (0, 1)}
 
 
@@ -65,6 +71,27 @@ def write(given: Config, config: LanguageModelConfig, *, wide: str) -> dict[str,
     return values
 
 
+def small_steps(config: LanguageModelConfig, tensors: Mapping[str, Tensor]) -> str | None:
+    """Which heads probably take steps below the least, where llama.cpp computes another model.
+
+    dt is softplus(w x + b) of a normed input x: about b, give or take |w|.
+    """
+    n_heads = n_below = 0
+    for i, block in enumerate(config.blocks):
+        if isinstance(block.mixer, Mamba2Config):
+            bias = tensors[f"layers.{i}.mixer.dynamics.dt_bias"].float()
+            rows = tensors[f"layers.{i}.mixer.in_proj.weight"][-len(bias) :].float()
+            spread = (rows * tensors[f"layers.{i}.mixer_norm.weight"].float()).norm(dim=1)
+            n_below += int((softplus(bias - DEVIATIONS * spread) < block.mixer.dt_limit[0]).sum())
+            n_heads += len(bias)
+    if not n_below:
+        return None
+    return (
+        f"llama.cpp has no least step size, and Nemotron-H has one of {LEAST}: {n_below} of {n_heads} heads can take "
+        "smaller steps, and then the file continues otherwise there; Statewise reads it as the same model"
+    )
+
+
 def architecture(name: str, more: Mapping[str, Key], *, wide: str) -> Architecture:
     return Architecture(
         name=name,
@@ -80,6 +107,7 @@ def architecture(name: str, more: Mapping[str, Key], *, wide: str) -> Architectu
         },
         read=partial(read, wide=wide),
         write=partial(write, wide=wide),
+        warns=small_steps,
         idle=(*EPS, "rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"),  # there are no positions
         only={"expert_shared_count": 1, "expert_gating_func": 2},
     )

@@ -18,6 +18,7 @@ from statewise.checkpoints.convert.entries import read_entries
 from statewise.checkpoints.convert.fields import section
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.family import Family
+from statewise.checkpoints.convert.layer_tables import in_memory
 from statewise.checkpoints.tensor_files import require_finite
 from statewise.errors import CheckpointError
 from statewise.models.block import Block
@@ -117,8 +118,10 @@ def load_layer(config: Config, tensors: Tensors, *, layer: int) -> Block:
     block = one.build(whole.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in block.state_dict().items()}
     table = family.layer_entries(one, "", "", whole.d_model, family.kinds_of(config)[layer])
-    tensors = {family.spelled(f".{name}")[1:]: tensor for name, tensor in tensors.items()}
-    found = read_entries(table, tensors, expected, where=f"layer {layer} of the {family.model_type} checkpoint")
+    where = f"layer {layer} of the {family.model_type} checkpoint"
+    tensors = family.named_tensors(tensors, where)
+    table = [in_memory(entry, frozenset(tensors)) for entry in table]
+    found = read_entries(table, tensors, expected, where=where)
     block.to(reduce(torch.promote_types, (tensor.dtype for tensor in found.values())))
     block.load_state_dict(found)
     return block.eval()

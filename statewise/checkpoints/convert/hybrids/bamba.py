@@ -12,7 +12,7 @@ from statewise.checkpoints.convert.hybrids.family import Family, Field
 from statewise.checkpoints.convert.hybrids.parts import attention, each, gated, granite_mamba2
 
 EPS = Field("rms_norm_eps", 1e-5)
-MIXERS = {"mamba": granite_mamba2(norm_eps=EPS), "attention": attention("self_attn", 32, 8, **rotary(0.5))}
+MIXERS = {"mamba": granite_mamba2(norm_eps=EPS), "attention": attention("self_attn", 32, 8, **rotary(0.5, top=False))}
 MLP = gated("feed_forward", hidden(14336), bias=Field("mlp_bias", False))
 
 

@@ -10,7 +10,6 @@ from statewise.checkpoints.convert.decoder_configs import ACTIVATIONS as THEIR_A
 from statewise.checkpoints.convert.fields import NO_LIMIT, bounded, count, interval, number, section, wrong
 from statewise.checkpoints.convert.formats import Config
 from statewise.checkpoints.convert.hybrids.family import UNSAID, Field
-from statewise.errors import CheckpointError
 from statewise.mixers.mamba2 import Mamba2Config
 
 WHERE = "its config"
@@ -53,9 +52,16 @@ D_HEAD = Field("head_dim", None, lambda value, given: head_dim(given))
 
 
 def rotary(
-    default_part: float = 1.0, default_base: float = 10_000.0, *, head_dim: Callable[[Config], int] = head_dim
+    default_part: float = 1.0,
+    default_base: float = 10_000.0,
+    *,
+    head_dim: Callable[[Config], int] = head_dim,
+    top: bool = True,
 ) -> dict[str, Any]:
-    """The base of rotary positions, and how many features of each head they turn."""
+    """The base of rotary positions, and how many features of each head they turn.
+
+    top: whether the library reads the part outside of the group too
+    """
 
     def rope(given: Config) -> Mapping[str, Any]:
         found = section(given, "rope_scaling", WHERE) or section(given, "rope_parameters", WHERE)
@@ -69,7 +75,8 @@ def rotary(
 
     def part(value: Any, given: Config) -> int:
         name = "partial_rotary_factor"
-        return int(head_dim(given) * number({name: given.get(name, default_part), **rope(given)}, name, 0.0, WHERE))
+        outside = given.get(name, default_part) if top else default_part
+        return int(head_dim(given) * number({name: outside, **rope(given)}, name, 0.0, WHERE))
 
     def base_back(value: Any, within: Any, d_model: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": value}
@@ -112,12 +119,10 @@ def inner_width(given: Config) -> int:
     return count(given, "mamba_expand", 2, WHERE) * count(given, "hidden_size", 4096, WHERE)
 
 
-def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int:
+def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int | float:
     """The inner width as a multiple of d_model, by which theirs checks the number of heads."""
     d_inner = within.heads(d_model) * within.d_head
-    if d_inner % d_model:
-        raise CheckpointError(f"the inner width of Mamba-2 is {d_inner}, which is not a multiple of d_model={d_model}")
-    return d_inner // d_model
+    return d_inner / d_model if d_inner % d_model else d_inner // d_model
 
 
 def layer_types(given: Config, default: Sequence[str]) -> list[str]:

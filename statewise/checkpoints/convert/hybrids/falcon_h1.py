@@ -67,7 +67,7 @@ MAMBA = granite_mamba2(
     ),
 )
 MIXERS = {
-    "first": attention("self_attn", 32, 8, **rotary(), d_head=D_HEAD, scale=KEYS),
+    "first": attention("self_attn", 32, 8, rotary_base=rotary()["rotary_base"], d_head=D_HEAD, scale=KEYS),
     "second": MAMBA,
     "input_scales": both("attention_in_multiplier", "ssm_in_multiplier"),
     "output_scales": both("attention_out_multiplier", "ssm_out_multiplier"),

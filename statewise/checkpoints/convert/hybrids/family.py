@@ -5,8 +5,7 @@ Reading and writing are made of the same description. What is written is read ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,111 +21,23 @@ from statewise.checkpoints.convert.entries import (
     require_tensor,
     write_entries,
 )
-from statewise.checkpoints.convert.fields import require, require_layers
+from statewise.checkpoints.convert.fields import PLAIN, require, require_layers
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
-from statewise.checkpoints.convert.layer_tables import Table
+from statewise.checkpoints.convert.hybrids.part import UNSAID as UNSAID
+from statewise.checkpoints.convert.hybrids.part import Field as Field
+from statewise.checkpoints.convert.hybrids.part import Kind as Kind
+from statewise.checkpoints.convert.hybrids.part import Part as Part
+from statewise.checkpoints.convert.hybrids.part import made, told, written
+from statewise.checkpoints.convert.layer_tables import in_memory
 from statewise.checkpoints.differences import differences
 from statewise.checkpoints.empty import expected_shapes
-from statewise.configuration.base import schema
-from statewise.configuration.kinds import Place
-from statewise.errors import CheckpointError, ConfigError, StatewiseError, excerpt, retold
+from statewise.errors import CheckpointError
 from statewise.models.block import BlockConfig
 from statewise.models.language_model import LanguageModelConfig
 
-UNSAID = object()  # what a field writes to say nothing
 HEAD, LAYERS = "lm_head.weight", "num_hidden_layers"
 UNKNOWN_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library would guess
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turns what Python says of a value of a wrong kind into an error that names the field."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        if isinstance(error, StatewiseError):
-            raise
-        raise CheckpointError(f"its config: {what} of another kind than it has to be") from error
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of theirs that says one of ours.
-
-    default: what the library takes where the file has none
-    into:    (their value, their config) -> ours; None: as it is
-    back:    (our value, the config that has it, d_model) -> theirs; None: as it is. A dict is put into the group of
-             fields ``theirs``, beside what is there
-    theirs "" stands for several: ``into`` takes them from their config, and ``back`` gives all of them as a dict
-    """
-
-    theirs: str
-    default: Any = None
-    into: Callable[[Any, Config], Any] | None = None
-    back: Callable[[Any, Any, int], Any] | None = None
-
-    def read(self, given: Config) -> Any:
-        """Errors:  CheckpointError for a value of another kind or length than it has to be."""
-        value = given.get(self.theirs, self.default)
-        if value is None and self.default is not None:
-            raise CheckpointError(f"its config: {self.theirs} is null; expected a value, such as {self.default!r}")
-        if self.into is None:
-            return value
-        with _told(f"{self.theirs or 'a field'}={excerpt(value)} is"):
-            return self.into(value, given)
-
-    def written(self, value: Any, within: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-        value = value if self.back is None else self.back(value, within, d_model)
-        value = list(value) if isinstance(value, tuple) else value
-        yield from [(self.theirs, value)] if self.theirs else value.items()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A config of ours inside a block: a mixer, an MLP, or a part of one of these.
-
-    config: its class    name: what the names of its tensors begin with, after the layer's, without the dot
-    table:  of its own tensors; None: all are in the parts inside it
-    fields: ours -> a field of theirs, a part, or the only value that the family has, where it is not the default
-    """
-
-    config: type
-    name: str = ""
-    table: Table | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-    def read(self, given: Config, where: str) -> Any:
-        return _made(self.config, self.fields, given, where)
-
-    def fits(self, config: Any) -> bool:
-        """Whether a config of ours is of these classes, inside as well."""
-        inner = ((ours, part) for ours, part in self.fields.items() if isinstance(part, Part))
-        return type(config) is self.config and all(part.fits(getattr(config, ours)) for ours, part in inner)
-
-    def entries(self, config: Any, theirs: str, ours: str, d_model: int) -> Iterator[Entry]:
-        theirs = f"{theirs}{self.name}." if self.name else theirs
-        if self.table is not None:
-            yield from self.table(config, theirs, ours, d_model)
-        for name, part in self.fields.items():
-            if isinstance(part, Part):
-                yield from part.entries(getattr(config, name), theirs, f"{ours}{name}.", d_model)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of block. norms: the names of the mixer's and of the MLP's; block: fields of BlockConfig that this kind
-    alone has; fits: which blocks of ours are of it, where the classes do not say."""
-
-    mixer: Part | None
-    mlp: Part | None
-    norms: tuple[str | None, str | None]
-    block: Mapping[str, Any] = field(default_factory=dict)
-    fits: Callable[[BlockConfig], bool] = lambda block: True
-
-    def is_of(self, block: BlockConfig) -> bool:
-        parts = ((self.mixer, block.mixer), (self.mlp, block.mlp))
-        return all(config is None if part is None else part.fits(config) for part, config in parts) and self.fits(block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,16 +103,16 @@ class Family:
         Errors:  CheckpointError for a value that is not supported.
         """
         where, given = self.where, self.named(given)
-        require(given, {"quantization_config": None, **self.required}, where)
+        require(given, {**PLAIN, **self.required}, where)
         names = self.kinds_of(given)
         unknown = next((name for name in names if name not in self.blocks), None)
         if unknown is not None:
             raise CheckpointError(f"{where}: a layer of kind {unknown!r}; known: {', '.join(self.blocks)}")
-        made = {
-            name: _made(BlockConfig, self.of_block(self.blocks[name]), given, where) for name in dict.fromkeys(names)
+        blocks = {
+            name: made(BlockConfig, self.of_block(self.blocks[name]), given, where) for name in dict.fromkeys(names)
         }
-        layers = tuple(made[name] for name in names)
-        ours: LanguageModelConfig = _made(LanguageModelConfig, self.of_model, given, where, layers=layers)
+        layers = tuple(blocks[name] for name in names)
+        ours: LanguageModelConfig = made(LanguageModelConfig, self.of_model, given, where, layers=layers)
         return ours
 
     def read(self, given: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[str, Tensor]]:
@@ -210,8 +121,9 @@ class Family:
         Errors:  CheckpointError for a value that is not supported, and for a tensor that is missing, left over, or of
                  a wrong shape.
         """
-        tensors = {self.spelled(name): t for name, t in tensors.items() if not name.startswith(self.left_out)}
-        where, names = f"the {self.model_type} checkpoint", frozenset(tensors)
+        where = f"the {self.model_type} checkpoint"
+        tensors = self.named_tensors({n: t for n, t in tensors.items() if not n.startswith(self.left_out)}, where)
+        names = frozenset(tensors)
         prefix = prefix_in(self.prefix, self.embedding, names)
         require_tensor(prefix + self.embedding, tensors, where)
         given = self.named(given)
@@ -233,19 +145,34 @@ class Family:
                 given = {**given, name: given[alias]}
         return given
 
+    def named_tensors(self, tensors: Tensors, where: str) -> dict[str, Tensor]:
+        """Their tensors with one name for each, those of a file as they are here.
+
+        Errors:  CheckpointError where two names of one tensor are there.
+        """
+        found: dict[str, Tensor] = {}
+        spelled: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            here = self.spelled(name)
+            if here in found:
+                raise CheckpointError(f"{where}: {spelled[here]} and {name} are two names of one tensor; remove one")
+            found[here], spelled[here] = tensor, name
+        return found
+
     def kinds_of(self, given: Config) -> list[str]:
         """Which of ``blocks`` each layer is, by their config.
 
         Errors:  CheckpointError for fields of a wrong kind.
         """
-        with _told("a field that says the kinds of the layers is"):
+        with told("a field that says the kinds of the layers is"):
             return list(self.kinds(given))
 
     def spelled(self, name: str) -> str:
-        """A name of a file as it is here."""
+        """A name of a file as it is here, but for the dot before the first part."""
+        name = f".{name}"
         for theirs, here in self.spellings.items():
             name = name.replace(theirs, here)
-        return name
+        return name.removeprefix(".")
 
     def entries(
         self,
@@ -260,7 +187,8 @@ class Family:
         table += affine(prefix + self.norm, "norm", bias=config.norm == "layer")
         for i, (block, kind) in enumerate(zip(config.blocks, kinds or [None] * len(config.layers), strict=True)):
             table += self.layer_entries(block, f"{prefix}{self.layers}.{i}.", f"layers.{i}.", config.d_model, kind)
-        return table + self.between(config, f"{prefix}{self.layers}.")
+        table += self.between(config, f"{prefix}{self.layers}.")
+        return table if names is None else [in_memory(entry, names) for entry in table]
 
     def layer_entries(
         self, block: BlockConfig, theirs: str, ours: str, d_model: int, name: str | None = None
@@ -279,8 +207,10 @@ class Family:
         """What ``AutoModelForCausalLM.from_pretrained`` reads."""
         return self.theirs(config), write_entries(self.entries(config), tensors)
 
-    def theirs(self, config: LanguageModelConfig) -> dict[str, Any]:
+    def theirs(self, config: LanguageModelConfig, *, whole: bool = True) -> dict[str, Any]:
         """The config.json of the same model.
+
+        whole: for the library, whose ``mamba_expand`` is a whole number; False: for its other fields alone
 
         Errors:  CheckpointError that names what the family does not have.
         """
@@ -288,12 +218,17 @@ class Family:
         full = explicit(config.in_full(), d_model)
         names = [self._kind_of(block, f"layers[{i}]") for i, block in enumerate(full.layers)]
         said: dict[str, Any] = {}
-        _say(said, _written(self.of_model, full, d_model), where)
+        _say(said, written(self.of_model, full, d_model), where)
         for name, block in zip(names, full.layers):
-            _say(said, _written(self.of_block(self.blocks[name]), block, d_model), where)
+            _say(said, written(self.of_block(self.blocks[name]), block, d_model), where)
         _say(said, self.kinds_back(names).items(), where)
         head = {"architectures": [self.architecture], "model_type": self.model_type, LAYERS: len(names)}
         theirs = {**head, **UNKNOWN_TOKENS, **self.written, **said}
+        if whole and isinstance(expand := theirs.get("mamba_expand"), float):
+            d_inner = (
+                f"the inner width of Mamba-2 is {expand * d_model:g}, which is not a multiple of d_model={d_model}"
+            )
+            raise CheckpointError(f"{where} does not have this model: {d_inner}")
         again = explicit(self.config(theirs).in_full(), d_model)
         for difference in differences(essential(again), essential(full)):
             raise CheckpointError(f"{where} does not have this model: {difference}")
@@ -305,33 +240,6 @@ class Family:
             parts = " and ".join(type(part).__name__ for part in (block.mixer, block.mlp) if part is not None)
             raise CheckpointError(f"transformers' {self.model_type} has no layer of {parts}, as {what} is")
         return found
-
-
-def _made(config: type, sources: Mapping[str, Any], given: Config, where: str, **more: Any) -> Any:
-    """A config of ours, by what theirs says."""
-    values = {ours: _read(config, ours, source, given, where) for ours, source in sources.items()}
-    with retold(CheckpointError, ConfigError, where=f"{where}: "):
-        return config(**more, **values)
-
-
-def _read(config: type, ours: str, source: Any, given: Config, where: str) -> Any:
-    if isinstance(source, Part):
-        return source.read(given, where)
-    if not isinstance(source, Field):
-        return source
-    value = source.read(given)
-    with retold(CheckpointError, ConfigError, where=f"{where}: "):
-        return schema(config)[ours].read(value, Place(source.theirs))
-
-
-def _written(sources: Mapping[str, Any], config: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-    """The fields of theirs that say a config of ours, and those inside it."""
-    for ours, source in sources.items():
-        value = getattr(config, ours)
-        if isinstance(source, Part):
-            yield from _written(source.fields, value, d_model)
-        elif isinstance(source, Field):
-            yield from source.written(value, config, d_model)
 
 
 def _say(said: dict[str, Any], fields: Any, where: str) -> None:

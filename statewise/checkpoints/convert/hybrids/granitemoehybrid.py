@@ -56,5 +56,10 @@ FAMILIES = (
             ("input_layernorm", "post_attention_layernorm"),
         ),
         required={"hidden_act": "silu"},
+        spellings={  # of the library in memory
+            ".block_sparse_moe.experts.gate_up_proj": ".block_sparse_moe.input_linear.weight",
+            ".block_sparse_moe.experts.down_proj": ".block_sparse_moe.output_linear.weight",
+            ".block_sparse_moe.router.weight": ".block_sparse_moe.router.layer.weight",
+        },
     ),
 )

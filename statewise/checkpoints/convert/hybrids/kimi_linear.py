@@ -94,7 +94,8 @@ FAMILIES = (
         ),
         required={"hidden_act": "silu"},  # of the convolutions too
         written={"tie_word_embeddings": False, "num_key_value_heads": None},  # none: as many as there are heads
-        spellings={".mlp.": ".block_sparse_moe."},  # that library writes the second for both kinds of layers
+        # that library writes the second name of MLPs for both kinds of layers; a module of the gate is in memory alone
+        spellings={".mlp.": ".block_sparse_moe.", ".self_attn.forget_gate.": ".self_attn."},
         aliases={
             "norm_topk_prob": "moe_renormalize",
             "n_group": "num_expert_group",

@@ -87,6 +87,14 @@ FAMILIES = (
             "moe": mlp(MOE),
         },
         required={"mamba_hidden_act": "silu", "sliding_window": None},
-        aliases={"num_local_experts": "n_routed_experts"},
+        left_out=("mtp.",),
+        spellings={".model.": ".backbone."},  # in memory there
+        aliases={
+            "num_local_experts": "n_routed_experts",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_dt_min": "time_step_min",
+            "mamba_conv_bias": "use_conv_bias",
+        },
     ),
 )

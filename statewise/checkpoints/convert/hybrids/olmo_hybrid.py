@@ -87,6 +87,7 @@ FAMILIES = (
             "full_attention": Kind(ATTENTION, MLP, (SECOND, LAST), {"placement": "after"}),
         },
         required={"hidden_act": "silu"},  # of the convolutions too
+        left_out=("mtp.",),
         # names as that library writes them, and as it has them in memory or the published files do
         spellings={".input_layernorm.": f".{FIRST}.", ".post_attention_layernorm.": f".{SECOND}."},
     ),
