@@ -12,6 +12,14 @@ from statewise.errors import DataError
 BASES = "ACGTNRYSWKMBDHV"  # four bases, any of them, and the letters of two or three of them (IUPAC)
 UNKNOWN = "N"
 DOCUMENT_TOKEN = "<|endoftext|>"
+OTHERS = {
+    "U": "in RNA write T in its place",
+    "-": "leave gaps out, or write N in their place",
+    ".": "leave gaps out, or write N in their place",
+    "*": 'a stop belongs to a protein: set data.tokenizer="bytes"',
+}
+_SPACES = b" \t\r\n\v\f"
+_CAPITALS = bytes(range(256)).upper()
 NONE, SPACE = 255, 254  # in the table of bytes: no base, and what stands between lines
 
 
@@ -19,7 +27,7 @@ def _table() -> np.ndarray:
     table = np.full(256, NONE, np.uint8)
     for i, letter in enumerate(BASES, 1):
         table[[ord(letter), ord(letter.lower())]] = i
-    table[list(b" \t\r\n\v\f")] = SPACE
+    table[list(_SPACES)] = SPACE
     return table
 
 
@@ -51,11 +59,15 @@ class BasesTokenizer(FileTokenizer):
         wrong = np.flatnonzero(found == NONE)
         if len(wrong):
             letter = data[int(wrong[0]) : int(wrong[0]) + 1].decode("latin-1")
-            raise DataError(
-                f"{letter!r} is not a base, one of {BASES}; for a text of other letters, such as a protein, set "
-                'data.tokenizer="bytes"'
+            todo = OTHERS.get(
+                letter.upper(), 'for a text of other letters, such as a protein, set data.tokenizer="bytes"'
             )
+            raise DataError(f"{letter!r} is not a base, one of {BASES}; {todo}")
         return found[found != SPACE].astype(token_dtype(self.vocab_size))
+
+    def held(self, data: bytes) -> bytes:
+        """What the tokens of a text hold of it, a byte for each: capitals, without line ends and spaces."""
+        return data.translate(_CAPITALS, _SPACES)
 
 
 def _json() -> str:

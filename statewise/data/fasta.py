@@ -18,6 +18,7 @@ from statewise.files.records import Told
 ENDINGS = (".fasta", ".fas", ".fa", ".fna", ".ffn", ".frn", ".faa")
 LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*-."
 BUFFER = 1 << 20
+BOM = b"\xef\xbb\xbf"  # which some editors put before a text
 
 
 def is_fasta(name: Path, head: bytes) -> bool:
@@ -26,7 +27,7 @@ def is_fasta(name: Path, head: bytes) -> bool:
     >>> is_fasta(Path("genome.fna"), b">chromosome"), is_fasta(Path("letter.txt"), b"> a quotation")
     (True, False)
     """
-    return unpacked(name).suffix.lower() in ENDINGS and head.lstrip()[:1] in (b">", b";")
+    return unpacked(name).suffix.lower() in ENDINGS and head.removeprefix(BOM).lstrip()[:1] in (b">", b";")
 
 
 class FastaShelf(WholeShelf):
@@ -66,9 +67,16 @@ class _Lines:
         begins = self._whole
         while True:
             line = next(self._lines, b"")
+            if not self._number:
+                line = line.removeprefix(BOM)
             self._number += begins
             self._whole = line.endswith(b"\n")
             self._is_header = begins and line.startswith(b">")
+            if self._is_header and b"\r" in line.rstrip(b"\r\n"):
+                raise DataError(
+                    f"{self._path}, line {self._number}: its lines end in \\r alone; write \\n in their place, as with "
+                    "tr '\\r' '\\n'"
+                )
             if not line or not (begins and line.startswith(b";")):  # which is an old kind of comment
                 break
             while not self._whole and line:

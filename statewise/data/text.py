@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from statewise.configuration.types import Fraction, Name
 from statewise.data.base import DataConfig
+from statewise.data.bases import BasesTokenizer
 from statewise.data.learned_tokenizer import learn_tokenizer, learned_size
 from statewise.data.sources import Source, describe_passed_over
 from statewise.data.splits import SPLITS, Division, Part, divide, unknown_split
@@ -83,6 +84,7 @@ class TokenSplit:
     document_offsets: (n_documents + 1,) int64; document i is ``tokens[document_offsets[i]:document_offsets[i + 1]]``.
     document_bytes: (n_documents,) int64, the bytes of each document's text.
     parts: where the text lies, for ``text_bytes``.
+    held: what the tokens hold of a text, where that is less than all of it.
     """
 
     name: str
@@ -91,6 +93,7 @@ class TokenSplit:
     document_bytes: np.ndarray
     document_token: int
     parts: Sequence[Part] = ()
+    held: Callable[[bytes], bytes] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -107,11 +110,13 @@ class TokenSplit:
         return int(self.document_bytes.sum())
 
     def text_bytes(self) -> bytes:
-        """The text itself, ``n_bytes`` of it, read again from its files, documents joined without anything between.
+        """The text itself, ``n_bytes`` of it, read again from its files, documents joined without anything between: as
+        far as the tokens hold it.
 
         Errors:  DataError if a file is gone or has changed.
         """
-        return b"".join(data for _, pieces in read_parts(self.parts) for data in pieces)
+        text = b"".join(data for _, pieces in read_parts(self.parts) for data in pieces)
+        return text if self.held is None else self.held(text)
 
     def chunks(self, length: int) -> Iterator[np.ndarray]:
         """The whole split in order as int64 arrays of ``length`` tokens (the last may be shorter): one sequence, for a
@@ -153,13 +158,15 @@ class Corpus:
         first = sum(len(self.parts[other]) for other in SPLITS[: SPLITS.index(name)])
         last = first + len(self.parts[name])
         offsets = self.store.offsets[first : last + 1]
+        of_bases = isinstance(self.tokenizer, BasesTokenizer)  # a token for each base, and none for what lies between
         return TokenSplit(
             name,
             self.store.tokens[offsets[0] : offsets[-1]],
             offsets - offsets[0],
-            self.store.n_bytes[first:last],
+            np.diff(offsets) - 1 if of_bases else self.store.n_bytes[first:last],
             self.tokenizer.document_token,
             self.parts[name],
+            self.tokenizer.held if isinstance(self.tokenizer, BasesTokenizer) else None,
         )
 
     def describe(self) -> str:

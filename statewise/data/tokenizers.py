@@ -326,7 +326,13 @@ def load_tokenizer(spec: str) -> Tokenizer:
         from statewise.data.bases import BasesTokenizer
 
         return BasesTokenizer()
-    return FileTokenizer(Path(spec))
+    found = FileTokenizer(Path(spec))
+    if found.vocab_size == 16:  # perhaps that of bases, as a checkpoint holds it
+        from statewise.data.bases import BasesTokenizer
+
+        bases = BasesTokenizer()
+        return bases if bases.fingerprint == found.fingerprint else found
+    return found
 
 
 def require_same_tokenizer(tokenizer: Tokenizer, fingerprint: str, owner: str) -> None:

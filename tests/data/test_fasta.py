@@ -88,6 +88,17 @@ def test_bases_fold_the_case_and_bytes_keep_it(tmp_path: Path) -> None:
     assert folded.split("train").n_bytes == 12
 
 
+def test_only_bases_count_as_bytes_of_a_text_of_bases(tmp_path: Path) -> None:
+    """Line ends and case have no token, so nothing that is measured by bytes may count them."""
+    (tmp_path / "lines.txt").write_text("acgt\nACGT\r\n N N \n")
+    (tmp_path / "tokenizer.json").write_text(BasesTokenizer().json)
+    for tokenizer in ("bases", str(tmp_path / "tokenizer.json")):
+        text = opened(tmp_path / "lines.txt", tokenizer=tokenizer, validation_fraction=0, test_fraction=0)
+        split = text.split("train")
+        assert split.n_bytes == split.n_tokens - 1 == 10
+        assert split.text_bytes() == b"ACGTACGTNN"
+
+
 def test_the_vocabulary_of_bases_is_a_tokenizer_json() -> None:
     bases = BasesTokenizer()
     text = letters(3000, of=BASES + BASES.lower() + "\n ")
@@ -124,12 +135,25 @@ def test_wrong_files_are_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "empty.fa").write_text(">a\n>b\n")
     with pytest.raises(DataError, match="no text is left, skipped 2 empty"):
         opened(tmp_path / "empty.fa")
+    (tmp_path / "mac.fa").write_text(">a\rACGT\r>b\rACGT\r")
+    with pytest.raises(DataError, match=r"mac.fa, line 1: its lines end in .r alone"):
+        opened(tmp_path / "mac.fa")
+    for letters, told in (("ACGU", "'U' is not a base, .*; in RNA write T"), ("AC-G", "leave gaps out")):
+        (tmp_path / "other.fa").write_text(f">a\n{letters}\n" * 30)
+        with pytest.raises(DataError, match=told):
+            opened(tmp_path / "other.fa", tokenizer="bases")
     (tmp_path / "protein.faa").write_text(">a\nMKVLE\n" * 30)
     with pytest.raises(DataError, match="'L' is not a base"):
         opened(tmp_path / "protein.faa", tokenizer="bases")
     monkeypatch.setattr(sources, "GENOME", tmp_path / "none.fna.gz")
     with pytest.raises(DataError, match=r"apt install bowtie-examples; elsewhere give a FASTA file .*--data"):
         opened("e-coli")
+
+
+def test_a_mark_before_the_first_header_is_no_letter(tmp_path: Path) -> None:
+    (tmp_path / "marked.fa").write_text("\ufeff>a\nACGT\n", "utf-8")
+    whole = opened(tmp_path / "marked.fa", tokenizer="bases", validation_fraction=0, test_fraction=0)
+    assert whole.split("train").tokens.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_name_reads_the_file_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
