@@ -262,6 +262,13 @@ def check_states_are_not_mutated(mixer: Mixer, length: int, batch: int, visible:
         again = [forks(state) for state in reversed(some)]
         same(again, first, 1e-12, "a second continuation")
         same([forks(state) for state in reversed(copies)], first, 1e-12, "the continuation of a copy")
+        # Three of one state, one of them with padding: the first is asked before and after the others.
+        for state in (some[0], *some[-2:]) if length > 1 else ():
+            branch = mixer(x[:, :1], state)[1]
+            asked = mixer(other[:, :2], branch)[0]
+            mixer(other[:, :2], state, lengths=torch.tensor([2 - b % 2 for b in range(batch)]))
+            mixer(other[:, :1], state)
+            same(mixer(other[:, :2], branch)[0], asked, 1e-12, "a branch after others of its state")
         # Two continuations side by side, step by step.
         for state in (some[0], *some[-2:]):
             a = b = state

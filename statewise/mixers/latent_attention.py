@@ -138,7 +138,7 @@ class LatentAttention(Mixer):
             own, shared = q.split((self.config.d_key, self.config.d_shared), -1)
             q = torch.cat((torch.einsum("blhk,hkr->blhr", own, up_key), shared), -1)
             q = q * (q.shape[-1] / self.d_query) ** 0.5  # what attends divides by the square root of its width
-            y = state.attend(q, context, dropout)
+            y = after.attend(q, context, dropout)
             y, state = torch.einsum("blhr,hvr->blhv", y, up_value.to(y.dtype)), after
         return self.out_proj(y.to(x.dtype).flatten(2)), state
 
