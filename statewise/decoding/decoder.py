@@ -57,7 +57,8 @@ class Decoder:
         weights = _default_precision(model) if weights is None else weights
         reason = why_not(model)
         if reason is not None:
-            raise InputError(f"this model has no step in C: {reason}; use the model itself")
+            what = "exact mode takes no step in C" if is_exact() else "this model has no step in C"
+            raise InputError(f"{what}: {reason}; use the model itself")
         self.weights = weights
         self.config = model.config
         with torch.inference_mode(False), torch.no_grad():
@@ -191,7 +192,7 @@ def why_not(model: nn.Module) -> str | None:
     if not native.available():
         return f"the C kernels are not available: {native.why_not()}"
     if is_exact():
-        return "in exact mode a model reads by its own step, whose sums have another order"
+        return "a model reads by its own step there, whose sums have one order"
     return refusal(model)
 
 
