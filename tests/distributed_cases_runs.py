@@ -147,6 +147,20 @@ def dropout_and_carried_states_go_on_bit_for_bit(place: Place) -> None:
     require_that_it_goes_on(place, run, "dropout", 3)
 
 
+@case(2)
+def histories_of_several_sizes_come_together(place: Place) -> None:
+    """With a window they have as many slots as they needed, and ranks read other documents."""
+    torch.manual_seed(0)
+    mixer = replace(ATTENTION, window=6).build(16)
+    pasts = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0)).split(1)
+    histories = [mixer(past[:, : 4 + 5 * i], mixer.initial_state(1))[1] for i, past in enumerate(pasts)]
+    assert histories[0].keys.shape != histories[1].keys.shape
+    both = parted.gather_rows((histories[place.rank],), dist.group.WORLD)[0]
+    for i, history in enumerate(histories):
+        own = parted.rows(both, i, 2)
+        torch.testing.assert_close(mixer(pasts[0][:, :3], own)[0], mixer(pasts[0][:, :3], history)[0])
+
+
 @case(4)
 def carried_states_go_on_with_a_divided_model(place: Place) -> None:
     """Also of layers whose system is made of parameters, of which each rank has a part."""

@@ -48,6 +48,12 @@ def test_rows_in_pieces(tmp_path: Path) -> None:
     assert_close(tmp_path / "pieces", tmp_path / "whole")
 
 
+def test_more_pieces_than_steps_are_refused(tmp_path: Path) -> None:
+    run = run_on(LabelledDataConfig(source="arrays", folder=str(shifted(tmp_path))), steps=1)
+    with pytest.raises(ConfigError, match=r"train\.pieces=100,000, but the longest row has"):
+        train_run(with_train(run, pieces=100_000), tmp_path / "run")
+
+
 def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
     config = small_run(tmp_path, steps=5, pieces=2, carry_state=True)
     train_run(config, tmp_path / "straight")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -15,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
 from statewise.errors import ConfigError
+from statewise.mixers.attention_state import AttentionState
 
 T = TypeVar("T", bound=Tensor)
 
@@ -182,6 +184,15 @@ def gather_rows(tree: Any, group: dist.ProcessGroup) -> Any:
     Errors: ConfigError for a state whose rows have not the same size on all ranks.
     """
 
+    def roomy(node: Any) -> Any:
+        """A history of attention, with as many slots as on the rank that has most: those behind it are spare."""
+        if not isinstance(node, AttentionState):
+            return node
+        slots: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(slots, node.keys.shape[1], group=group)
+        more = (0, 0) * (node.keys.ndim - 2) + (0, max(slots) - node.keys.shape[1])
+        return node._replace(keys=F.pad(node.keys, more), values=F.pad(node.values, more))
+
     def join(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
@@ -196,7 +207,11 @@ def gather_rows(tree: Any, group: dist.ProcessGroup) -> Any:
         dist.all_gather(parts, leaf.contiguous(), group=group)
         return torch.cat(parts)
 
-    return tree_map(join, tree)
+    return tree_map(join, tree_map(roomy, tree, is_leaf=_is_history))
+
+
+def _is_history(node: Any) -> bool:
+    return isinstance(node, AttentionState)
 
 
 def seed_of(seed: int, step: int, part: int) -> int:

@@ -171,7 +171,12 @@ class SequenceTask(Task[ModelType, LabelledBatch]):
 
     def n_pieces(self, batch: LabelledBatch) -> int:
         """Pieces are as long as those of the longest row, so a batch of shorter ones has fewer."""
-        return max(1, -(-self.run.train.pieces * batch.inputs.shape[1] // self._longest))
+        asked = self.run.train.pieces
+        if asked > self._longest:
+            raise ConfigError(
+                f"train.pieces={asked:,}, but the longest row has {self._longest:,} steps; use fewer pieces than steps"
+            )
+        return max(1, -(-asked * batch.inputs.shape[1] // self._longest))
 
     @cached_property
     def _longest(self) -> int:
