@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 
@@ -121,12 +122,18 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         what = "there is no config.json beside it"
     raise CheckpointError(
         f"{source.path} has an unknown architecture: {what}, and its tensors are {_few(names)}. "
-        f"Known: {', '.join(f'{one.name}{_in_brackets(one.kinds)}' for one in known)}, gguf"
+        f"Known: {', '.join(f'{one.name}{_in_brackets(one.kinds, kind)}' for one in known)}, gguf"
     )
 
 
-def _in_brackets(kinds: Sequence[str]) -> str:
-    return f" ({', '.join(kinds)})" if kinds else ""
+def _in_brackets(kinds: Sequence[str], asked: object) -> str:
+    """Some of them: the first, and those that are nearly what was asked."""
+    if not kinds:
+        return ""
+    near = get_close_matches(asked, kinds) if isinstance(asked, str) else []
+    shown = [*dict.fromkeys([*kinds[:6], *near])]
+    rest = f" and {len(kinds) - len(shown)} more" if len(kinds) > len(shown) else ""
+    return f" ({', '.join(shown)}{rest})"
 
 
 def _few(names: Iterable[str]) -> str:
