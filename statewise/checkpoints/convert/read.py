@@ -115,7 +115,7 @@ def recognise(source: Source, config: Config, names: frozenset[str]) -> Format:
         known.append(candidate)
     kind = config.get("model_type") or config.get("architectures")
     if kind:
-        what = f"its config says {excerpt(kind)}"
+        what = f"its config says {excerpt(kind, 40)}"
     elif source.config_file is not None:
         what = f"{source.config_file} has the fields {_few(config)}"
     else:
