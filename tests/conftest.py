@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def statewise_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["STATEWISE_CACHE"]
     else:
         os.environ["STATEWISE_CACHE"] = previous
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of workers.py are forked from a Python that has imported everything, where a test does not need
+    them to be new."""
+    if not hasattr(os, "fork"):
+        return
+    from types import SimpleNamespace
+
+    from forked_programs import ForkedProgram
+
+    from statewise.training import workers
+
+    names = {"Popen": ForkedProgram, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(**names))
 
 
 @pytest.fixture(scope="session")

@@ -133,6 +133,7 @@ def main(control: socket.socket) -> None:
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tests send it to all children of theirs
     while True:
         content, ancillary, _, _ = control.recvmsg(ENOUGH, socket.CMSG_SPACE(4 * array.array("i").itemsize))
         if not content:
@@ -153,6 +154,7 @@ def _watch(request: dict[str, Any], stdin: int, stdout: int, stderr: int, status
     child = os.fork()
     if child == 0:
         os.close(status)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -177,8 +179,8 @@ def _run(request: dict[str, Any]) -> int:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.stdin = open(0, closefd=False)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     _, *words = request["command"]
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*places, *(place for place in sys.path if place not in places)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chat_models import publish, publish_one_that_ends
 from command_line import ROOT, Run
+from forked_programs import program
 
 import statewise as sw
 
@@ -110,10 +111,8 @@ def test_generate_ends_at_the_end_token(run: Run, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> None:
     publish(tmp_path, "chatml", "mamba2", seed=2)  # which does not end
-    command = [sys.executable, "-m", "statewise", "chat", str(tmp_path), "--max-new-tokens", "1000000"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as process:
+    words = ["-m", "statewise", "chat", str(tmp_path), "--max-new-tokens", "1000000"]
+    with program(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import ROOT, Run
+from forked_programs import program
 
 import statewise as sw
 from statewise.mixers.s4d import S4DConfig
@@ -78,10 +79,10 @@ class TestProcess:
         assert result.err.splitlines()[-1].startswith("statewise: error: ")
 
     def test_reader_that_goes_away(self) -> None:
-        words = [sys.executable, "-m", "statewise", "generate", "run", "--max-new-tokens", "100000"]
+        words = ["-m", "statewise", "generate", "run", "--max-new-tokens", "100000"]
         words += ["--temperature", "0"]  # a token drawn could end the text before the pipe is closed
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        with program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.read(5)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import ROOT, TRAIN, Run, save_tokenizer
+from forked_programs import program
 
 import statewise as sw
 from statewise.training.presets import GENERAL, PRESETS
@@ -80,9 +81,9 @@ class TestTrain:
         assert config["model"]["vocab_size"] == sw.FileTokenizer(path).vocab_size
 
     def test_interrupted_training_is_saved(self, workplace: Path) -> None:
-        words = [sys.executable, "-m", "statewise", *TRAIN, "--steps", "100000", "--out", "stopped"]
+        words = ["-m", "statewise", *TRAIN, "--steps", "100000", "--out", "stopped"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        with program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             for line in process.stdout:
@@ -113,6 +114,7 @@ def test_a_run_keeps_the_tokenizer_that_it_learned(
     assert run("evaluate", out, "--data", other, "--json").records[-1]["bits_per_byte"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_without_a_name_gets_the_next_free_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2):
         assert run(*TRAIN, "--steps", "1").code == 0

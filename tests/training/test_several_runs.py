@@ -53,6 +53,7 @@ def have_trained(*names: str) -> Callable[[StopOnce], bool]:
     return lambda heard: {event["run"] for event in heard.events if event["kind"] == "train"} >= {*names}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_in_processes_each_is_as_alone(tmp_path: Path) -> None:
     """Bit for bit; as many threads each as it would have had."""
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
@@ -73,6 +74,7 @@ def test_in_processes_each_is_as_alone(tmp_path: Path) -> None:
     assert last["standard_deviation"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
     """Two at once of three runs: the third is begun from what the folder says of it."""
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 1, [1e-3, 3e-3, 5e-3])
@@ -98,9 +100,10 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
         assert [line["step"] for line in curve(tmp_path / "cut" / name, "train")] == list(range(1, total + 1))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
     """In one process and in two, beside the runs that nobody stops."""
-    settings = {**SETTINGS, "steps": 300, "save_every": 100, "evaluate_every": 100}
+    settings = {**SETTINGS, "steps": 150, "save_every": 50, "evaluate_every": 50}
     runs = seeds_and_rates(small_run(tmp_path, **settings), 2)
     train_several(runs, tmp_path / "whole", workers=1)
     for workers in (1, 2):
@@ -110,7 +113,7 @@ def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
         assert cut.signal == signal.SIGTERM
         assert train_several(runs, folder, resume=True, workers=workers).exit_code == 0
         for name in runs:
-            same(folder / name, tmp_path / "whole" / name, 300)
+            same(folder / name, tmp_path / "whole" / name, 150)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")
@@ -132,6 +135,7 @@ def test_a_signal_to_all_processes_saves_all(tmp_path: Path) -> None:
     assert list(cut.runs) == list(runs)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_one_diverges_and_the_others_go_on(tmp_path: Path) -> None:
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 1, [1e-3, 1e38, 2e-3])
     heard = Recorder()
@@ -215,6 +219,7 @@ def test_of_several_rates_the_best_is_named(tmp_path: Path) -> None:
     assert of(False, []) == (3e-3, 0.1, None)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_row_for_each_on_a_terminal(tmp_path: Path) -> None:
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
@@ -237,6 +242,7 @@ def test_a_row_for_each_on_a_terminal(tmp_path: Path) -> None:
         assert wanted in text
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_is_refused_in_its_process(tmp_path: Path) -> None:
     """Its own error, after the others have ended."""
     runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
