@@ -41,7 +41,8 @@ class ForkedProgram:
         cwd: str | Path | None = None,
         start_new_session: bool = False,
     ) -> None:
-        self.args, self.returncode = list(command), None
+        self.args = list(command)
+        self.returncode: int | None = None
         self._status, theirs = socket.socketpair()
         ours: list[IO[bytes] | None] = []
         given: list[int] = []

@@ -101,6 +101,7 @@ def test_refusals(tmp_path: Path) -> None:
         opened(tmp_path / "run").parts({}, n_workers=0)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("what", "error", "message"),
     [
@@ -201,6 +202,7 @@ class TestTraining:
         config = training_runs.small_run(folder, steps=steps, threads=1)
         return {name: Job(worker_jobs.trained, (config, str(folder / f"train-{name}"))) for name in "ab"}
 
+    @pytest.mark.usefixtures("forked_workers")
     def test_stopped_and_gone_on_with(self, tmp_path: Path) -> None:
         with pytest.raises(Stopped):
             opened(tmp_path / "run", self.Interrupting()).parts(self.jobs(tmp_path, 100_000), n_workers=2)
