@@ -50,6 +50,7 @@ def test_one_that_diverged_is_begun_with_other_settings(tmp_path: Path) -> None:
     assert {*heard.events[-1]["validation"]} == {*runs}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_folder_of_0_1_0_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the runs were one stacked model, killed while it saved: one has a checkpoint that the other has not. A
     third had diverged, a fourth was as good as it was asked to become. stack.json had names alone."""
