@@ -204,11 +204,9 @@ def _packed(subject: Subject, x: Tensor, lengths: list[int], slopes: Tensor | No
 
 
 def mixers(longest: int = 50) -> Iterator[Subject]:
-    """Every causal mixer of the families that keeps a state, but the one that exact mode refuses."""
+    """Every causal mixer of the families that keeps a state."""
     drawn = {**MIXERS, **MORE}
     for name, config, d_model in [*((*pair, 8) for pair in drawn.items()), *((n, *pair) for n, pair in WIDE.items())]:
-        if isinstance(config, sw.LatentAttentionConfig):
-            continue
         torch.manual_seed(1)
         mixer = config.build(d_model).eval()
         if mixer.is_causal and not mixer.reads_memory:
@@ -236,6 +234,7 @@ MORE: dict[str, sw.MixerConfig] = {
     "Mamba-2, 32 states": sw.Mamba2Config(d_state=32, d_head=4, n_groups=2),
     "Mamba-2, 64 states": sw.Mamba2Config(d_state=64, d_head=16),
     "Mamba-2, 128 states": sw.Mamba2Config(d_state=128, d_head=8),
+    "Mamba-2, 200 states": sw.Mamba2Config(d_state=200, d_head=8),  # in two passes
     "Mamba, 16 states": sw.MambaConfig(d_state=16),
 }
 WIDE: dict[str, tuple[sw.MixerConfig, int]] = {  # with a d_model: channels in several vectors, and some left over
@@ -244,6 +243,10 @@ WIDE: dict[str, tuple[sw.MixerConfig, int]] = {  # with a d_model: channels in s
     "gated convolution, wide": (sw.GatedConvolutionConfig(), 37),
     "attention, wide": (sw.AttentionConfig(n_heads=2, d_head=34, n_kv_heads=1), 24),
     "S4D, wide": (sw.S4DConfig(d_state=16), 37),
+    "latent attention, wide": (
+        sw.LatentAttentionConfig(n_heads=3, d_key=9, d_value=5, d_shared=3, rank=38, query_rank=7, bias=True),
+        20,
+    ),
 }
 _MLP = sw.MLPConfig(expand=2)
 HYBRIDS: dict[str, sw.LanguageModelConfig] = {

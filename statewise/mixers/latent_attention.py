@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, NonNegative, Positive
-from statewise.errors import InputError
 from statewise.kernels.exact import is_exact
 from statewise.mixers.attention_state import AttentionState, Context, check_history, with_room
 from statewise.mixers.base import Mixer, MixerConfig
@@ -55,7 +54,7 @@ class LatentAttention(Mixer):
     tokens so far, q = W_q x, or W_q2 RMSNorm(W_q1 x); then W_o of all heads.
 
     From rest the keys and values of all heads are made. With a state they never are: q . W_k c = (W_k^T q) . c, so the
-    heads are queries of one history of latents, and W_v is taken of what they read.
+    heads are queries of one history of latents, and W_v is taken of what they read. Exact mode always does so.
 
     Shapes:  as :class:`~statewise.mixers.base.Mixer`; ``in_proj.weight``: the rows of c (rank), then of s (d_shared);
              ``up_proj.weight``: head by head W_k (d_key), then W_v (d_value); ``query_proj.weight``: head by head what
@@ -112,11 +111,6 @@ class LatentAttention(Mixer):
         return with_room(state, length)
 
     def mix(self, x: Tensor, state: AttentionState | None, masks: Masks) -> tuple[Tensor, AttentionState | None]:
-        if is_exact():
-            raise InputError(
-                "exact mode has no exact form of LatentAttention, which computes another product from rest than from a "
-                "state; take AttentionConfig"
-            )
         n_read = None if state is None else state.position
         _, began = document_positions(x.shape[1], n_read, masks.starts, device=x.device)
         c, s = self.in_proj(x).split((self.config.rank, self.config.d_shared), -1)
@@ -127,20 +121,28 @@ class LatentAttention(Mixer):
             y = q.new_zeros(*x.shape[:2], self.out_proj.in_features) + q.sum() + c.sum() + s.sum()
             return self.out_proj(y), state
         dropout = self.dropout if self.training and self.dropout.p > 0.0 else None
-        if state is None:
+        if state is None and not is_exact():
             keys, values = self._expanded(c, s)
             y = Context(keys, values, masks.lengths, began).attend(q, dropout)
         else:
             keys = torch.cat((c, s), -1)[:, :, None]
-            context, after = state.extend(Context(keys, keys[..., :0], masks.lengths, began))
-            context = context._replace(values=context.keys[..., : self.config.rank])
-            up_key, up_value = self._maps()
-            own, shared = q.split((self.config.d_key, self.config.d_shared), -1)
-            q = torch.cat((torch.einsum("blhk,hkr->blhr", own, up_key), shared), -1)
-            q = q * (q.shape[-1] / self.d_query) ** 0.5  # what attends divides by the square root of its width
-            y = after.attend(q, context, dropout)
-            y, state = torch.einsum("blhr,hvr->blhv", y, up_value.to(y.dtype)), after
+            y, state = self._among_latents(q, Context(keys, keys[..., :0], masks.lengths, began), state, dropout)
         return self.out_proj(y.to(x.dtype).flatten(2)), state
+
+    def _among_latents(
+        self, q: Tensor, own: Context, state: AttentionState | None, dropout: nn.Dropout | None
+    ) -> tuple[Tensor, AttentionState | None]:
+        """What the heads read as queries of one history of [c, s], of which ``own`` is the call's part."""
+        context, after = (own, None) if state is None else state.extend(own)
+        keys = context.keys  # in exact mode the values too: what is read of s is dropped
+        context = context._replace(values=keys if is_exact() else keys[..., : self.config.rank])
+        up_key, up_value = self._maps()
+        of_key, of_shared = q.split((self.config.d_key, self.config.d_shared), -1)
+        q = torch.cat((torch.einsum("blhk,hkr->blhr", of_key, up_key), of_shared), -1)
+        q = q * (q.shape[-1] / self.d_query) ** 0.5  # what attends divides by the square root of its width
+        read = context.attend(q, dropout) if after is None else after.attend(q, context, dropout)
+        read = read[..., : self.config.rank]
+        return torch.einsum("blhr,hvr->blhv", read, up_value.to(read.dtype)), after
 
     def _queries(self, x: Tensor) -> Tensor:
         if self.query_down is not None and self.query_norm is not None:

@@ -57,17 +57,14 @@ def test_a_hybrid_has_one_gradient(name: str) -> None:
     assert not any(found.values()), (name, found)
 
 
-def test_latent_attention_is_refused() -> None:
-    mixer = sw.LatentAttentionConfig(n_heads=2, d_key=3, d_value=5, d_shared=2, rank=4).build(8)
-    with sw.exact(), pytest.raises(sw.InputError, match="no exact form of LatentAttention"):
-        mixer(torch.randn(1, 3, 8))
+def test_values_of_another_width_are_refused() -> None:
     x = torch.randn(1, 3, 2, 5)
     with pytest.raises(sw.InputError, match="values as wide as keys; got 4 and 5"):
         attend_exactly(x, x, x[..., :4], *torch.zeros(2, 1, 3))
 
 
 def test_it_is_the_same_map() -> None:
-    for name in ("Mamba-2", "Mamba", "S4D", "attention", "H3"):
+    for name in ("Mamba-2", "Mamba-2, 200 states", "Mamba", "S4D", "attention", "H3", "latent attention, wide"):
         subject = SUBJECTS[name]
         x = subject.draw(2, 20)
         fast, _ = subject.call(x, None, None, None)

@@ -4,6 +4,7 @@
  * the keys one by one, the oldest first; a key that is not seen adds 0. The gradient of a key is summed over the queries
  * one by one, the newest first, and begins with what later calls have left. So a query has the same bits whatever lies
  * beside it, and wherever a sequence is cut.
+ * Where the values are the keys, one sum is the gradient of both uses.
  * q, y, dy, dq: (batch, length, heads, width); k, v, dk, dv: (batch, n_keys, groups, width); a group is shared by
  * heads / groups heads; low, high: (batch, length).
  */
@@ -149,10 +150,45 @@ static void attend_block(void *context, int64_t item, int64_t thread) {
     mix(a, &b, weights, a->v, sums, a->out);
 }
 
+/* What the queries of a block, one of each head of the group, send back to its keys and values. `one`: the values are the
+ * keys, and of a query and head the keys' part comes before the values'. */
+INLINE void leave_gradients(const attention *a, const query_block *b, int64_t row, int64_t group, const real *memory,
+                            const int one) {
+    int64_t each = a->heads / a->groups, step = a->groups * a->width, room = a->n_keys * LANES;
+    for (int64_t j = b->begin; j < b->end; j++) {
+        real *dk = a->dk + row * a->n_keys * step + j * step + group * a->width;
+        real *dv = a->dv + row * a->n_keys * step + j * step + group * a->width;
+        for (int64_t e = 0; e < a->width; e += REAL_LANES) {
+            int64_t left = a->width - e;
+            vreal key = left >= REAL_LANES ? v_load(dk + e) : v_load_some(dk + e, left), value = {0};
+            if (!one) value = left >= REAL_LANES ? v_load(dv + e) : v_load_some(dv + e, left);
+            for (int64_t i = b->count - 1; i >= 0; i--) {
+                if (j < b->low[i] || j >= b->high[i]) continue;
+                for (int64_t h = 0; h < each; h++) {
+                    const real *weights = memory + h * 2 * room + (j - b->begin) * LANES + i;
+                    int64_t at = ((row * a->length + b->first + i) * a->heads + group * each + h) * a->width + e;
+                    vreal q = left >= REAL_LANES ? v_load(a->q + at) : v_load_some(a->q + at, left);
+                    vreal dy = left >= REAL_LANES ? v_load(a->dy + at) : v_load_some(a->dy + at, left);
+                    key += weights[room] * q;
+                    if (one) key += weights[0] * dy;
+                    else value += weights[0] * dy;
+                }
+            }
+            if (left >= REAL_LANES) {
+                v_store(dk + e, key);
+                if (!one) v_store(dv + e, value);
+            } else {
+                v_store_some(dk + e, key, left);
+                if (!one) v_store_some(dv + e, value, left);
+            }
+        }
+    }
+}
+
 /* The gradients of a group's keys and values and of its heads' queries. */
 static void attend_back(void *context, int64_t item, int64_t thread) {
     const attention *a = context;
-    int64_t row = item / a->groups, group = item % a->groups, each = a->heads / a->groups, step = a->groups * a->width;
+    int64_t row = item / a->groups, group = item % a->groups, each = a->heads / a->groups;
     real *turned = a->scratch + thread * a->scratch_size, *memory = turned + a->width * LANES;
     int64_t room = a->n_keys * LANES;
     for (int64_t block = a->n_blocks - 1; block >= 0; block--) {
@@ -180,33 +216,8 @@ static void attend_back(void *context, int64_t item, int64_t thread) {
             if (a->dq) mix(a, &b, slopes, a->k, NULL, a->dq);
         }
         if (!a->dk) continue;
-        for (int64_t j = b.begin; j < b.end; j++) {
-            real *dk = a->dk + row * a->n_keys * step + j * step + group * a->width;
-            real *dv = a->dv + row * a->n_keys * step + j * step + group * a->width;
-            for (int64_t e = 0; e < a->width; e += REAL_LANES) {
-                int64_t left = a->width - e;
-                vreal key = left >= REAL_LANES ? v_load(dk + e) : v_load_some(dk + e, left);
-                vreal value = left >= REAL_LANES ? v_load(dv + e) : v_load_some(dv + e, left);
-                for (int64_t i = b.count - 1; i >= 0; i--) {
-                    if (j < b.low[i] || j >= b.high[i]) continue;
-                    for (int64_t h = 0; h < each; h++) {
-                        const real *weights = memory + h * 2 * room + (j - b.begin) * LANES + i;
-                        int64_t at = ((row * a->length + b.first + i) * a->heads + group * each + h) * a->width + e;
-                        vreal q = left >= REAL_LANES ? v_load(a->q + at) : v_load_some(a->q + at, left);
-                        vreal dy = left >= REAL_LANES ? v_load(a->dy + at) : v_load_some(a->dy + at, left);
-                        key += weights[room] * q;
-                        value += weights[0] * dy;
-                    }
-                }
-                if (left >= REAL_LANES) {
-                    v_store(dk + e, key);
-                    v_store(dv + e, value);
-                } else {
-                    v_store_some(dk + e, key, left);
-                    v_store_some(dv + e, value, left);
-                }
-            }
-        }
+        if (a->dv == a->dk) leave_gradients(a, &b, row, group, memory, 1);
+        else leave_gradients(a, &b, row, group, memory, 0);
     }
 }
 
@@ -220,7 +231,7 @@ void EXPORT(attention_ordered)(const real *q, const real *k, const real *v, cons
     parallel_for(batch * heads * a.n_blocks, n_threads, attend_block, &a);
 }
 
-/* dq, or dk and dv, may be NULL. dk and dv are added to: they hold what later calls have left. */
+/* dq, or dk and dv, may be NULL. dk and dv are added to: they hold what later calls have left. They are one where v is k. */
 void EXPORT(attention_ordered_backward)(const real *q, const real *k, const real *v, const int64_t *low, const int64_t *high,
                                         const real *y, const real *dy, real *dq, real *dk, real *dv, real *scratch,
                                         int64_t batch, int64_t length, int64_t n_keys, int64_t heads, int64_t groups,

@@ -20,13 +20,14 @@ class Later:
     """
 
     def __init__(self) -> None:
-        self.pending: tuple[Tensor, ...] | None = None
+        self.pending: tuple[Any, ...] | None = None
 
 
 def attend_exactly(q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None = None) -> Tensor:
     """y_t = sum_s softmax_s(q_t . k_s / sqrt(d_head)) v_s over the keys low_t <= s < high_t, 0 where there are none.
 
-    Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q
+    Shapes:  q: (batch, length, n_heads, d_head)   k, v: (batch, n_keys, n_kv_heads, d_head)   ->   as q; where v is k
+             itself, the gradients of both uses are one sum, in one order
              low, high: (batch or 1, length)
              later: of :func:`remember`, whose first two results are k and v
     Errors:  InputError for numbers other than float32 on the CPU, and for values of another width than the keys.
@@ -39,7 +40,7 @@ def attend_exactly(q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, l
             f"exact mode attends with values as wide as keys; got {v.shape[-1]} and {q.shape[-1]}: use another layer"
         )
     low, high = (m.to(torch.int64).expand(q.shape[:2]).contiguous() for m in (low, high))
-    y: Tensor = _Attention.apply(q * q.shape[-1] ** -0.5, k, v, low, high, later)
+    y: Tensor = _Attention.apply(q * q.shape[-1] ** -0.5, k, None if v is k else v, low, high, later)
     return y
 
 
@@ -63,22 +64,24 @@ class _Remember(torch.autograd.Function):
         if pending is None:
             return (*after, None)
         _, k, v = pending[:3]
-        dk, dv = (m.new_zeros(m.shape) if g is None else _copy(g) for m, g in zip((k, v), after))
+        dk, dv = _begun(k, after[0]), None if v is None else _begun(v, after[1])
         _call_backward(*pending, None, dk, dv)
-        return dk, dv, None
+        return dk, after[1] if dv is None else dv, None
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, low: Tensor, high: Tensor, later: Later | None) -> Tensor:
-        q, k, v = (m.contiguous() for m in (q, k, v))
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor | None, low: Tensor, high: Tensor, later: Later | None
+    ) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), None if v is None else v.contiguous()
         y = torch.zeros_like(q)
         batch, length, heads, width = q.shape
         n_keys, groups = k.shape[1:3]
         if y.numel() and n_keys:
             threads, each = native.n_threads(), _LANES * (width + n_keys)
             native.function("attention_ordered", torch.float32, "p" * 7 + "l" * 8)(
-                *(q, k, v, low, high, y, q.new_empty(each * threads)),
+                *(q, k, k if v is None else v, low, high, y, q.new_empty(each * threads)),
                 *(batch, length, n_keys, heads, groups, width, each, threads),
             )
         ctx.save_for_backward(q, k, v, low, high, y)
@@ -94,19 +97,29 @@ class _Attention(torch.autograd.Function):
             ctx.later.pending = (q, k, v, low, high, y, dy)
             _call_backward(q, k, v, low, high, y, dy, dq, None, None)
             return dq, None, None, None, None, None
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+        dk, dv = torch.zeros_like(k), None if v is None else torch.zeros_like(v)
         _call_backward(q, k, v, low, high, y, dy, dq, dk, dv)
         return dq, dk, dv, None, None, None
 
 
-def _copy(m: Tensor) -> Tensor:
-    return m.clone(memory_format=torch.contiguous_format)
+def _begun(m: Tensor, grad: Tensor | None) -> Tensor:
+    """A copy of what a sum of gradients of m begins with."""
+    return m.new_zeros(m.shape) if grad is None else grad.clone(memory_format=torch.contiguous_format)
 
 
-def _call_backward(*tensors: Tensor | None) -> None:
-    q, k = tensors[:2]
-    assert q is not None
-    assert k is not None
+def _call_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    low: Tensor,
+    high: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+) -> None:
+    """Without values they are the keys, and dk is the gradient of both."""
     batch, length, heads, width = q.shape
     n_keys, groups = k.shape[1:3]
     if not q.numel() or not n_keys:
@@ -114,5 +127,6 @@ def _call_backward(*tensors: Tensor | None) -> None:
     threads = min(native.n_threads(), batch * groups)
     each = _LANES * (width + 2 * n_keys * (heads // groups))
     native.function("attention_ordered_backward", torch.float32, "p" * 11 + "l" * 8)(
-        *tensors, q.new_empty(each * threads), batch, length, n_keys, heads, groups, width, each, threads
+        *(q, k, k if v is None else v, low, high, y, dy, dq, dk, dk if v is None else dv, q.new_empty(each * threads)),
+        *(batch, length, n_keys, heads, groups, width, each, threads),
     )

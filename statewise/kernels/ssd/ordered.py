@@ -1,4 +1,4 @@
-"""SSD in C step by step: ssd_ordered.c, for exact mode."""
+"""SSD in C step by step: ssd_ordered.c, for exact mode; states of more than 128 numbers in several passes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,39 @@ _EACH = "l" * 6  # batch, length, heads, width, groups, states
 def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     """y and the state after the last step.
 
-    Errors:  InputError for numbers other than float32 on the CPU, and for more than 128 numbers of a state.
+    Errors:  InputError for numbers other than float32 on the CPU.
     """
+    parts = _passes(given)
+    if len(parts) == 1:
+        return _forward(given)
+    ys, states = zip(*(_forward(part) for part in parts))
+    return functools.reduce(torch.add, ys), torch.cat(states, -1)
+
+
+def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
+    """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
+    parts = _passes(given)
+    if len(parts) == 1:
+        return _backward(grad_y, grad_state, given)
+    slopes = grad_state.split([part.B.shape[3] for part in parts], -1)
+    found = [_backward(grad_y, slope, part) for slope, part in zip(slopes, parts)]
+    dx, d_log_a, dB, dC, dh0, d_dt, dD = zip(*found)
+    joined = [torch.cat(m, -1) for m in (dB, dC, dh0)]
+    d_dt = None if given.dt is None else functools.reduce(torch.add, d_dt)
+    return functools.reduce(torch.add, dx), functools.reduce(torch.add, d_log_a), *joined, d_dt, dD[0]
+
+
+def _passes(given: Arguments) -> list[Arguments]:
+    """The numbers of each state in passes of as many as the C code takes, whose y add up in their order; D x once."""
+    most = _sizes(1, 1, native.instruction_set())[0]
+    if given.B.shape[3] <= most:
+        return [given]
+    columns = zip(*(m.split(most, -1) for m in (given.B, given.C, given.h0)))
+    parts = [given._replace(B=B, C=C, h0=h0) for B, C, h0 in columns]
+    return [part if i == 0 else part._replace(D=None) for i, part in enumerate(parts)]
+
+
+def _forward(given: Arguments) -> tuple[Tensor, Tensor]:
     x, log_a, B, C, h0, dt, D, segments = _prepared(given)
     y, state = torch.empty_like(x), torch.empty_like(h0)
     if not x.numel() or not h0.numel():
@@ -32,8 +63,7 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     return y, state
 
 
-def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
-    """Gradients of x, log_a, B, C, h0, dt and D; None where there was none."""
+def _backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
     x, log_a, B, C, h0, dt, D, segments = _prepared(given)
     numbers = (x, log_a, B, C, h0, dt, D)
     if not x.numel() or not h0.numel():
@@ -65,9 +95,6 @@ def _prepared(
     for name, m in zip(given._fields, given[:7]):
         if m is not None and (m.dtype != torch.float32 or m.device.type != "cpu"):
             raise InputError(f"exact mode computes SSD in float32 on the CPU; got {name} of {m.dtype} on {m.device}")
-    most, states = _sizes(1, 1, native.instruction_set())[0], given.B.shape[3]
-    if states > most:
-        raise InputError(f"exact mode computes SSD with at most {most} numbers of a state for each row, got {states}")
     x, log_a, B, C, h0 = (m.contiguous() for m in given[:5])
     dt, D = (None if m is None else m.contiguous() for m in given[5:7])
     segments = None if given.segments is None else given.segments.to(torch.int64).contiguous()
