@@ -57,7 +57,7 @@ class Decoder:
         weights = _default_precision(model) if weights is None else weights
         reason = why_not(model)
         if reason is not None:
-            what = "exact mode takes no step in C" if is_exact() else "this model has no step in C"
+            what = "exact mode takes no step in C" if is_exact() or model.exact else "this model has no step in C"
             raise InputError(f"{what}: {reason}; use the model itself")
         self.weights = weights
         self.config = model.config
@@ -191,7 +191,7 @@ def why_not(model: nn.Module) -> str | None:
     """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
     if not native.available():
         return f"the C kernels are not available: {native.why_not()}"
-    if is_exact():
+    if is_exact() or getattr(model, "exact", False):
         return "a model reads by its own step there, whose sums have one order"
     return refusal(model)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
 from statewise.kernels.exact import is_exact, of_parameters
+from statewise.kernels.exact.owner import MayBeExact, exactly
 from statewise.mixers.by_steps import by_steps
 from statewise.operators.base import check_batch
 from statewise.operators.masks import Masks, build_masks, mask_time
@@ -108,7 +109,7 @@ class Freezable(nn.Module):
             )
 
 
-class Layer(nn.Module, abc.ABC):
+class Layer(MayBeExact, abc.ABC):
     """Mixes information along time: a mixer, or a block around one. One call trains, prefills, resumes and decodes.
 
     Shapes:  x: (batch, length, d_model)   ->   y: (batch, length, d_model)
@@ -137,6 +138,7 @@ class Layer(nn.Module, abc.ABC):
         check_input(x, self.d_model, type(self).__name__)
 
     @final  # type: ignore[misc]
+    @exactly
     def forward(
         self,
         x: Tensor,

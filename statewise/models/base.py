@@ -13,11 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from statewise.configuration import Config
 from statewise.errors import ConfigError, InputError
+from statewise.kernels.exact.owner import MayBeExact, exactly
 from statewise.mixers.base import Freezable
 from statewise.models.block import Block, BlockConfig
 from statewise.models.freezing import freeze
 from statewise.models.shapes import by_number
 from statewise.operators.masks import Handed, Masks
+
+# What a model is asked for, and what ``exact = True`` makes exact.
+_COMPUTES = {"forward", "features", "embed", "loss", "scaled_losses", "scaled_forecasts", "log_likelihood"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +46,22 @@ class ModelConfig(Config):
         return self
 
 
-class Model(Freezable, abc.ABC):
+class Model(Freezable, MayBeExact, abc.ABC):
     """A model that can be trained, saved, loaded and described, whatever it reads and returns.
 
     You call it as everything here: ``y, state = model(x, state, lengths=..., starts=...)``. What x and y are depends
-    on the model.
+    on the model. With ``exact = True`` all of it is in exact mode (:func:`statewise.exact`).
     """
 
     config: ModelConfig
     gradient_checkpointing: bool = False  # set True to recompute each block in the backward pass
 
     layers: nn.ModuleList
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _COMPUTES & vars(cls).keys():
+            setattr(cls, name, exactly(vars(cls)[name]))
 
     @property
     def blocks(self) -> Sequence[Block]:

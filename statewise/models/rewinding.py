@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import InputError
+from statewise.kernels.exact import exact, is_exact
 from statewise.mixers.base import Mixer
 from statewise.mixers.positions import position_behind
 from statewise.operators.masks import Masks, build_masks
@@ -48,6 +49,7 @@ class RewindableState:
     state: Any
     last: int
     _chunks: tuple[_Chunk, ...] = ()
+    _exact: bool = False  # whether it was made in exact mode, and goes back so
 
     @property
     def position(self) -> Tensor:
@@ -73,7 +75,8 @@ class RewindableState:
         state, kept = self._chunks[begin].before, kept - sum(counts[:begin])
         for piece in (piece for chunk in self._chunks[begin:] for piece in chunk.pieces):
             own = kept.clamp(min=0).minimum(piece.counts)
-            state, kept = piece.replayed(state, own), kept - own
+            with exact(self._exact):
+                state, kept = piece.replayed(state, own), kept - own
         return state
 
     def extended(self, call: Call, tokens: Tensor, lengths: Tensor | None, starts: Tensor | None) -> tuple[Any, Any]:
@@ -81,7 +84,7 @@ class RewindableState:
         with recorded() as notes:
             answer, after = call(self.state)
         piece = _piece(notes, self.state, after, build_masks(tokens, lengths, starts), tokens)
-        return answer, replace(self, state=after, _chunks=self._with(piece))
+        return answer, replace(self, state=after, _chunks=self._with(piece), _exact=self._exact or is_exact())
 
     def _with(self, piece: _Piece) -> tuple[_Chunk, ...]:
         chunks = list(self._chunks)

@@ -22,6 +22,7 @@ from statewise.evaluate.text.likelihood import encode_pair, score
 from statewise.models.base import Model
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
+from statewise.kernels.exact.owner import exact_as
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 from statewise.models.language_model import LanguageModel
@@ -202,7 +203,7 @@ class Predictor(Forecasting):
         weight = model.head.weight
         x, lengths = as_batch(rows, model.config, weight.dtype)
         x, lengths = x.to(weight.device), None if lengths is None else lengths.to(weight.device)
-        with evaluation_mode(model), torch.no_grad():
+        with exact_as(model), evaluation_mode(model), torch.no_grad():
             outputs, _ = model.embed(x, lengths=lengths) if embeddings else model(x, lengths=lengths)
         steps = np.array([len(row) for row in rows]) if model.config.pooling is None else None
         return self.answer(outputs, numbers, steps, embeddings=embeddings)

@@ -111,7 +111,8 @@ class Engine:
     def _run(self) -> None:
         served = self.served
         try:
-            with exact(self.config.exact), evaluation_mode(served.reader), torch.inference_mode():
+            on = exact(self.config.exact or served.reader.exact)
+            with on, evaluation_mode(served.reader), torch.inference_mode():
                 self._rows = served.rows(self.config.rows)
                 self._free = list(range(self.config.rows))
                 while not self._stopping:

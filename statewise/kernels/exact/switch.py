@@ -92,12 +92,15 @@ class Exact(ContextDecorator):
 
 
 def exact_throughout(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """The same: but an iterator that is made in exact mode computes each of its items so, wherever it is asked."""
+    """The same: but an iterator that is made in exact mode, or of a first argument that is exact by itself, computes
+    each of its items so, wherever it is asked."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        items = function(*args, **kwargs)
-        return _each(items, True) if is_exact() else items
+        on = is_exact() or any(getattr(given, "exact", False) is True for given in args[:1])
+        with exact(on):
+            items = function(*args, **kwargs)
+        return _each(items, True) if on else items
 
     return run
 
