@@ -72,6 +72,8 @@ def build_part(model: nn.Module, name: str, batch: int | None = None) -> Part:
 def refusal(model: nn.Module, part: str = "step") -> str | None:
     """Why a part of a model cannot be exported, in one line; None if it can."""
     name = type(model).__name__
+    if getattr(model, "exact", False):
+        return f"this {name} has exact=True, and no program is exact; set exact = False"
     for i, block in enumerate(getattr(model, "blocks", ())):
         if block.mixer.reads_memory:
             return f"layers[{i}] reads a memory, for which a file has no input; export the model without it"

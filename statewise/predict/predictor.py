@@ -19,10 +19,10 @@ from statewise.data.progress import Progress
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, require_fits
 from statewise.errors import DataError, InputError, require_least
 from statewise.evaluate.text.likelihood import encode_pair, score
+from statewise.kernels.exact.owner import exact_as
 from statewise.models.base import Model
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
-from statewise.kernels.exact.owner import exact_as
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 from statewise.models.language_model import LanguageModel
@@ -237,7 +237,8 @@ class Predictor(Forecasting):
             if not text:
                 raise DataError(f"text {number} is empty, so it has no tokens to score; leave it out")
             pairs += encode_pair(self.tokenizer, "", [text], document_token=self.begins_documents)
-        scores = score(self.model, pairs, batch_size=len(pairs))
+        with exact_as(self.model):
+            scores = score(self.model, pairs, batch_size=len(pairs))
         return Likelihoods(
             row=numbers,
             log_likelihoods=np.array([one.log_probability for one in scores]),

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from statewise.cli.options import Device, Folder, TokenizerOption, Weights, Which, device_for
+from statewise.cli.options import Device, Exact, Folder, TokenizerOption, Weights, Which, device_for, may_be_exact
 
 
+@may_be_exact
 def chat(
     folder: Folder,
     system: Annotated[str | None, typer.Option(help="A first message that tells the model how to behave.")] = None,
@@ -41,6 +42,7 @@ def chat(
     tokenizer: TokenizerOption = None,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Talk with an instruction model. /help lists what else you can type."""
     from statewise.cli.conversation import Conversation
@@ -59,9 +61,9 @@ def chat(
     opened = open_model(
         folder,
         which=which,
-        device=device_for(weights, device),
+        device=device_for(weights, device, exact),
         tokenizer=tokenizer,
-        keep_quantised=weights is None,
+        keep_quantised=weights is None and not exact,
     )
     talk = Chat(
         opened.language_model,

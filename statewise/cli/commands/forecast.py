@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from statewise.cli.answer_files import require_answer_file, require_new, require_other_than, write_answers
-from statewise.cli.options import Device, Folder, Which
+from statewise.cli.options import Device, Exact, Folder, Which, device_for, may_be_exact
 
 if TYPE_CHECKING:
     from statewise.predict import Forecasts
 
 
+@may_be_exact
 def forecast(
     folder: Folder,
     data: Annotated[
@@ -47,6 +48,7 @@ def forecast(
     batch_size: Annotated[int, typer.Option(min=1, help="Series read together.")] = 64,
     which: Which = "best",
     device: Device = "auto",
+    exact: Exact = False,
 ) -> None:
     """Forecast what comes after the end of series, with intervals.
 
@@ -64,7 +66,7 @@ def forecast(
     if plot is not None:
         require_plot(plot)
         require_new(plot, overwrite)
-    opened = open_model(folder, which=which, device=device)
+    opened = open_model(folder, which=which, device=device_for(None, device, exact))
     opened.require_answers()
     if not opened.forecasts:
         kind = type(opened.model).__name__

@@ -63,9 +63,10 @@ class _Remember(torch.autograd.Function):
         after = grads[2:]
         if pending is None:
             return (*after, None)
-        _, k, v = pending[:3]
+        k, v = pending[1:3]
         dk, dv = _begun(k, after[0]), None if v is None else _begun(v, after[1])
-        _call_backward(*pending, None, dk, dv)
+        q, low, high, y, dy = pending[0], *pending[3:]
+        _call_backward(q, k, v, low, high, y, dy, None, dk, dv)
         return dk, after[1] if dv is None else dv, None
 
 

@@ -1,4 +1,4 @@
-"""Modules that are exact by themselves: with ``exact = True`` their calls, and the gradients of these, run in exact mode."""
+"""Modules that are exact by themselves: with ``exact = True`` their calls, and the gradients of these, are exact."""
 
 from __future__ import annotations
 
@@ -153,6 +153,6 @@ def _guarded(call: Callable[..., Any], given: Any) -> Any:
 def _refuse_outside(grad: Tensor) -> None:
     if not is_exact():
         raise InputError(
-            "backward of a model with exact=True, which was given a state that can be rewound, would not be exact here; "
-            "run it within statewise.exact(), or give the plain state"
+            "backward of a model with exact=True, which was given a state that can be rewound, would not be exact "
+            "here; run it within statewise.exact(), or give the plain state"
         )

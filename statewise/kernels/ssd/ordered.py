@@ -33,9 +33,9 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
         return _backward(grad_y, grad_state, given)
     slopes = grad_state.split([part.B.shape[3] for part in parts], -1)
     found = [_backward(grad_y, slope, part) for slope, part in zip(slopes, parts)]
-    dx, d_log_a, dB, dC, dh0, d_dt, dD = zip(*found)
+    dx, d_log_a, dB, dC, dh0, dts, dD = zip(*found)
     joined = [torch.cat(m, -1) for m in (dB, dC, dh0)]
-    d_dt = None if given.dt is None else functools.reduce(torch.add, d_dt)
+    d_dt = None if given.dt is None else functools.reduce(torch.add, dts)
     return functools.reduce(torch.add, dx), functools.reduce(torch.add, d_log_a), *joined, d_dt, dD[0]
 
 
