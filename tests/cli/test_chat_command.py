@@ -125,3 +125,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> No
     assert len(begun) == 200
     assert rest.endswith(b"\n")
     assert (process.returncode, told) == (0, b"removed: Hello\n")
+
+
+def test_exact_mode_takes_no_step_in_c(refused: Callable[..., str], published: Path) -> None:
+    assert "exact mode takes no step in C" in refused("chat", published, "--exact", "--weights", "int8")

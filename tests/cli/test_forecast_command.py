@@ -103,3 +103,11 @@ def test_evaluate_scores_and_draws_both_targets(run: Run, trained: Path, tmp_pat
     drawn = (tmp_path / "a.svg").read_text()
     for words in ("80 % interval", "observed", "sold", "back"):
         assert f"<!-- {words} -->" in drawn
+
+
+def test_exactly(run: Run, trained: Path) -> None:
+    result = run("forecast", trained / "run", "--exact")
+    assert result.code == 0, result.err
+    with sw.exact():
+        expected = sw.predictor(trained / "run").forecast(trained / "sales.csv")
+    assert result.records == list(expected.rows())

@@ -63,9 +63,8 @@ class _Remember(torch.autograd.Function):
         after = grads[2:]
         if pending is None:
             return (*after, None)
-        k, v = pending[1:3]
+        q, k, v, low, high, y, dy = pending
         dk, dv = _begun(k, after[0]), None if v is None else _begun(v, after[1])
-        q, low, high, y, dy = pending[0], *pending[3:]
         _call_backward(q, k, v, low, high, y, dy, None, dk, dv)
         return dk, after[1] if dv is None else dv, None
 
