@@ -127,5 +127,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(tmp_path: Path) -> No
     assert (process.returncode, told) == (0, b"removed: Hello\n")
 
 
-def test_exact_mode_takes_no_step_in_c(refused: Callable[..., str], published: Path) -> None:
-    assert "exact mode takes no step in C" in refused("chat", published, "--exact", "--weights", "int8")
+def test_exact_mode_says_the_same(talk: Talk, published: Path) -> None:
+    said, _ = talk("hello", words=("--exact", "--temperature", 0))
+    with sw.exact():
+        assert said == answers(published, "hello", temperature=0)

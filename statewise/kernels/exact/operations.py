@@ -77,6 +77,8 @@ MOVES = frozenset(
         "complex",
         "constant_pad_nd",
         "copy_",
+        "cummax",
+        "cummin",
         "copy",
         "detach",
         "diagonal",
