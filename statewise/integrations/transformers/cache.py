@@ -30,7 +30,7 @@ class StatewiseCache(Cache):
     the tokens since ``activate_past_recording`` or the latest ``crop``: the inputs of the recurrences are kept for it,
     see :class:`~statewise.RewindableState`. Without the recording, keep a copy from before instead.
 
-    Errors:  InputError for ``crop`` by more than was recorded.
+    Errors:  InputError for ``crop`` by more than was recorded, or by a positive number.
     """
 
     state: LanguageModelState | None
@@ -114,7 +114,12 @@ class StatewiseCache(Cache):
         self._each(lambda leaf: leaf.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        n_removed = abs(tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise InputError(
+                f"crop({tokens_to_remove}): expected 0 or a negative number; crop(-{tokens_to_remove}) takes that many "
+                "tokens back"
+            )
+        n_removed = -tokens_to_remove
         n_recorded = sum(real.shape[1] for _, real in self._columns) - 1
         if n_removed and (self._past is None or self._past.state is not self.state or n_removed > n_recorded):
             raise InputError(

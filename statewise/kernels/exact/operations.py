@@ -101,7 +101,6 @@ MOVES = frozenset(
         "imag",
         "index",
         "index_fill",
-        "index_put",
         "index_select",
         "is_same_size",
         "isin",

@@ -59,8 +59,8 @@ def _sum(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 def _mean(func: Any, args: Any, kwargs: Any) -> Tensor:
     x = args[0]
-    dims, keepdim = _dims(args, kwargs)
-    total = over(x, dims, keepdim)
+    x = x if (dtype := kwargs.get("dtype")) is None else x.to(dtype)
+    total = over(x, *_dims(args, kwargs))
     return total / (x.numel() // max(total.numel(), 1))
 
 
@@ -182,12 +182,17 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Tensor:
     keepdim = args[3] if len(args) > 3 else kwargs.get("keepdim", False)
     if order not in (2, 2.0, None) or x.is_complex():
         raise InputError(f"exact mode has no exact form of a norm of order {order} of {x.dtype}")
+    x = x if (dtype := kwargs.get("dtype")) is None else x.to(dtype)
     return over(x * x, [dims] if isinstance(dims, int) else dims, keepdim).sqrt()
 
 
 def _embedding_backward(func: Any, args: Any, kwargs: Any) -> Tensor:
     """Sums of rows, in the order of the tokens: one thread."""
-    grad, tokens, n_rows, padding = args[:4]
+    grad, tokens, n_rows, padding, by_frequency = args
+    if by_frequency:
+        raise InputError(
+            "exact mode has no exact form of the gradient of an embedding with scale_grad_by_freq=True; leave it out"
+        )
     y = grad.new_zeros(n_rows, grad.shape[-1])
     before = torch.get_num_threads()
     flat, rows = tokens.reshape(-1), grad.reshape(-1, grad.shape[-1])
@@ -208,6 +213,15 @@ def one_thread(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     finally:
         torch.set_num_threads(before)
+
+
+def _index_put(func: Any, args: Any, kwargs: Any) -> Any:
+    """Where it accumulates, as the gradient of x[index] does, it adds several numbers in one place."""
+    accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    return one_thread(func, args, kwargs) if accumulate else func(*args, **kwargs)
+
+
+CALLED = (one_thread, _index_put)  # which call the operation itself
 
 
 def complex_operation(func: Any, args: Any, kwargs: Any) -> Any:
@@ -270,6 +284,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
     "index_add": one_thread,
+    "index_put": _index_put,
     "scatter_add": one_thread,
     "nll_loss_forward": one_thread,
     "nll_loss_backward": one_thread,

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -92,6 +93,13 @@ class LanguageTask(Task[LanguageModel, Batch]):
             raise ConfigError(
                 "TrainConfig.carry_state=True, but a layer of the model has full attention, whose state would "
                 "grow without end; give it a window, or set train.carry_state=false"
+            )
+        limits = [m.n_positions for m in model.modules() if isinstance(m, LearnedPositions)]
+        longest = int(np.diff(self._train_split.document_offsets).max())
+        if limits and longest > min(limits):
+            raise ConfigError(
+                f"TrainConfig.carry_state=True, but the longest document has {longest:,} tokens, and the model has learned "
+                f"positions up to max_positions={min(limits)}; use a larger one, or set train.carry_state=false"
             )
         return model.initial_state(self.run.train.batch_size)
 
