@@ -259,12 +259,16 @@ HYBRIDS: dict[str, sw.LanguageModelConfig] = {
             sw.Mamba2Config(d_state=8, d_head=8),
         ),
     ),
-    "H3 and attention": sw.LanguageModelConfig(
+    "H3, attention and experts": sw.LanguageModelConfig(
         vocab_size=23,
         d_model=16,
         layers=(
             sw.BlockConfig(mixer=sw.H3Config(d_state=8), mlp=_MLP, norm="layer"),
-            sw.BlockConfig(mixer=sw.AttentionConfig(n_heads=4), mlp=_MLP, norm="layer"),
+            sw.BlockConfig(
+                mixer=sw.AttentionConfig(n_heads=4),
+                mlp=sw.MoEConfig(n_experts=6, n_active=4, expand=1.0, gated=True),
+                norm="layer",
+            ),
         ),
     ),
     "Mamba, delta rule and S4D": sw.LanguageModelConfig(

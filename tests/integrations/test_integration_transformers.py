@@ -208,6 +208,8 @@ def test_a_cache_is_copied_selected_and_never_mutated() -> None:
         )
         torch.testing.assert_close(wrapped(more, past_key_values=kept).logits, first)
     cache.crop(0)
+    with pytest.raises(sw.InputError, match=r"crop\(2\): expected 0 or a negative number; crop\(-2\)"):
+        cache.crop(2)
     with pytest.raises(sw.InputError, match="cannot be cut back by 2 tokens"):
         cache.crop(-2)
     cache.reset()

@@ -239,6 +239,10 @@ def test_assisted_generation(name: str) -> None:
     torch.manual_seed(0)
     options = {"max_new_tokens": 12, "do_sample": True, "pad_token_id": 0}
     assert wrapped.generate(ids[:1], assistant_model=near, **options).shape == (1, 19)
+    with pytest.raises(sw.InputError, match="num_beams=2 with an assistant_model"):
+        wrapped.generate(ids[:1], assistant_model=near, **{**options, "num_beams": 2})
+    with pytest.raises(sw.InputError, match="no early exits"):
+        wrapped.generate(ids[:1], assistant_early_exit=1, **options)
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=31, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8

@@ -64,6 +64,11 @@ OPERATIONS: dict[str, Callable[[], Tensor]] = {
     "baddbmm_": in_place(lambda z: z.view(1, 4, 6).baddbmm_(y[None], eye[None])),
     "cumsum_": in_place(lambda z: z.cumsum_(-1)),
     "index_add_": in_place(lambda z: z.index_add_(0, torch.tensor([0, 0, 2, 3]), y)),
+    "index_put_, adding": in_place(lambda z: z.index_put_((torch.tensor([0, 0, 2, 3]),), y, accumulate=True)),
+    "index_put_": in_place(lambda z: z.index_put_((torch.tensor([1, 0, 2, 3]),), y)),
+    "index_put, adding": lambda: torch.index_put(x, (torch.tensor([0, 0, 2, 3]),), y, accumulate=True),
+    "mean, dtype": lambda: x.mean(1, dtype=torch.float64),
+    "norm, dtype": lambda: torch.linalg.vector_norm(x, 2, 1, dtype=torch.float64),
     "mm, out": into(lambda out: torch.mm(x, eye, out=out)),
     "exp, out": into(lambda out: torch.exp(x, out=out)),
     "sum, out": into(lambda out: torch.sum(x, 1, out=out), 4),
@@ -107,6 +112,34 @@ def test_gradients_are_right(name: str) -> None:
         assert (exact is None) == (wanted is None)
         if exact is not None and wanted is not None:
             assert (exact - wanted).norm() <= 2e-3 * wanted.norm() + 1e-5
+
+
+def test_an_embedding_by_frequency_is_refused() -> None:
+    rows = torch.nn.Embedding(9, 4, scale_grad_by_freq=True)
+    with sw.exact(), pytest.raises(sw.InputError, match="scale_grad_by_freq"):
+        rows(torch.tensor([1, 1, 2])).sum().backward()
+
+
+def test_four_active_experts_have_one_gradient_on_any_number_of_threads() -> None:
+    """A token's gradient is the sum of those of its experts, and is to have one order."""
+    torch.manual_seed(0)
+    experts = sw.MoEConfig(n_experts=8, n_active=4, expand=1.0, gated=True).build(128)
+    experts.reset_parameters()
+    inputs, slope = torch.randn(2, 400, 128), torch.randn(2, 400, 128)
+
+    def gradient(n_threads: int, length: int) -> Tensor:
+        torch.set_num_threads(n_threads)
+        z = inputs.clone().requires_grad_()
+        with sw.exact():
+            out = torch.cat([experts(piece) for piece in z.split(length, 1)], 1)
+            return torch.autograd.grad((out * slope).sum(), z)[0]
+
+    before = torch.get_num_threads()
+    try:
+        wanted = gradient(1, 400)
+        assert [differing(wanted, gradient(2, length)) for length in (400, 150)] == [0, 0]
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", ["mean", "attention", "last"])

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_runs import curve, small_run, with_train
+from training_runs import curve, small_model, small_run, with_train
 
 from statewise import checkpoints
-from statewise.errors import CheckpointError, TrainingError
+from statewise.errors import CheckpointError, ConfigError, TrainingError
+from statewise.mixers.attention import AttentionConfig
 from statewise.training import TrainResult, train_run
 from statewise.training import run_state as run_state_module
 from statewise.training.run_folder import read_run
@@ -61,6 +62,14 @@ def broken_at(step: int, monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None
     from statewise.training import loop
 
     monkeypatch.setattr(loop, "RunState", Broken)
+
+
+def test_carried_positions_must_reach_to_the_end_of_every_document(tmp_path: Path) -> None:
+    """Before the first step, and not at the batch that goes too far."""
+    layer = AttentionConfig(n_heads=2, window=8, positions="learned", max_positions=300)
+    config = small_run(tmp_path, model=small_model(layers=(layer,)), carry_state=True)
+    with pytest.raises(ConfigError, match=r"the longest document has [\d,]+ tokens, .* up to max_positions=300"):
+        train_run(config, tmp_path / "run")
 
 
 def test_a_loss_that_is_not_finite_names_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,19 @@ def check_labels(labels: Tensor, tokens: Tensor, logits_to_keep: int | Tensor, v
         )
 
 
+def check_assisted(kwargs: dict[str, Any]) -> None:
+    """Arguments of ``generate`` that do not go together. Errors: InputError."""
+    settings = kwargs.get("generation_config")
+
+    def asked(name: str) -> Any:
+        return kwargs.get(name, getattr(settings, name, None))
+
+    if asked("assistant_early_exit") is not None:
+        raise InputError("assistant_early_exit: a Statewise model has no early exits; give a draft, assistant_model")
+    if kwargs.get("assistant_model") is not None and (asked("num_beams") or 1) > 1:
+        raise InputError(f"num_beams={asked('num_beams')} with an assistant_model; leave out one of them")
+
+
 def refuse(kwargs: dict[str, Any]) -> None:
     """Arguments that other models have and this one gives no meaning. Errors: InputError."""
     for name, value in kwargs.items():

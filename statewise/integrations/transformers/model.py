@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from statewise.configuration import to_dict
 from statewise.data.tokenizers import Tokenizer, require_fits
 from statewise.errors import InputError
-from statewise.integrations.transformers.arguments import IGNORED, check_labels, refuse, starts_of
+from statewise.integrations.transformers.arguments import IGNORED, check_assisted, check_labels, refuse, starts_of
 from statewise.integrations.transformers.cache import StatewiseCache
 from statewise.integrations.transformers.config import StatewiseConfig
 from statewise.integrations.transformers.padding import from_right_padded, read_mask, to_right_padded
@@ -65,6 +65,7 @@ class StatewiseForCausalLM(StatewisePreTrainedModel, GenerationMixin):
                 f"the prompt has the shape {tuple(given.shape)}, which has no token to continue from; "
                 "begin every row with a token, such as the tokenizer's bos token"
             )
+        check_assisted(kwargs)
         if self.training or not has_operators_to_prepare(self.model):
             return super().generate(*args, **kwargs)
         self._readers.append(freeze(self.model))

@@ -98,8 +98,8 @@ class LanguageTask(Task[LanguageModel, Batch]):
         longest = int(np.diff(self._train_split.document_offsets).max())
         if limits and longest > min(limits):
             raise ConfigError(
-                f"TrainConfig.carry_state=True, but the longest document has {longest:,} tokens, and the model has learned "
-                f"positions up to max_positions={min(limits)}; use a larger one, or set train.carry_state=false"
+                f"TrainConfig.carry_state=True, but the longest document has {longest:,} tokens, and the model has "
+                f"learned positions up to max_positions={min(limits)}; use a larger one, or set train.carry_state=false"
             )
         return model.initial_state(self.run.train.batch_size)
 
