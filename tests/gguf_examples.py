@@ -51,6 +51,27 @@ def read(path: Path) -> Model:
     return model.eval()
 
 
+def in_parts(path: Path, n_tensors: int) -> list[Path]:
+    """The model of one file as files of so many tensors each, in a new folder beside it, written by the package."""
+    from gguf import GGMLQuantizationType
+
+    from statewise.checkpoints.convert.gguf_file import VALUE_TYPES, _Writer, read_file
+
+    file, folder = read_file(path), path.parent / "parts"
+    folder.mkdir()
+    writer = _Writer(folder / path.name, str(file.metadata["general.architecture"]), split_max_tensors=n_tensors)
+    for key, value in file.metadata.items():
+        if key != "general.architecture":
+            writer.add_key_value(key, value, VALUE_TYPES[type(value)])
+    for name, tensor in file.tensors.items():
+        writer.add_tensor(name, tensor.data, raw_dtype=GGMLQuantizationType[tensor.type])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.iterdir())
+
+
 def recurrence(values: Mapping[str, Any], theirs: Mapping[str, np.ndarray], tokens: list[int]) -> np.ndarray:
     """Logits (length, vocabulary) by the plain step of each layer, from the file's own names and values alone."""
     arch = str(values["general.architecture"])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from statewise.checkpoints.convert.gguf_parts import joined, parts_at
 from statewise.checkpoints.convert.gguf_types import QUANTISATIONS
 from statewise.checkpoints.convert.gguf_values import Value
 from statewise.errors import CheckpointError, importing, reason
@@ -88,11 +89,17 @@ def widened(stored: StoredTensor) -> Tensor:
 
 def read_file(path: Path) -> GGUF:
     """All values, and the tensors mapped into memory. Takes time and memory in proportion to the file's header,
-    whatever lengths it claims.
+    whatever lengths it claims. For one of the parts of a model: the values and tensors of the whole model.
 
     Errors:  CheckpointError if it is not a GGUF file that the package knows, is cut short or damaged, or has the other
-             byte order.
+             byte order; for a part that is missing, or is of another model.
     """
+    own = _read_one(path)
+    paths = parts_at(path, own.metadata)
+    return own if len(paths) == 1 else joined([own if each == path else _read_one(each) for each in paths])
+
+
+def _read_one(path: Path) -> GGUF:
     with _refusing(path):
         reader = _Reader(path)
         if reader.byte_order == "S":

@@ -44,13 +44,36 @@ def _cased(digits: str, marks: str = "") -> str:
     )
 
 
+# llama.cpp's own ranges of Chinese characters: others of the script, such as U+3005, are letters to it
+HAN = r"\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FAFF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{2F800}-\x{2FA1F}"
+SHORT = "(?:'[sStTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL])?"  # what English puts behind an apostrophe
+# llama.cpp's own forms of the makers' patterns: letters beyond ASCII are of either case, and marks are no letters
+UPPER, LOWER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
+
+
+def _by_case(digits: str, short: str = "") -> str:
+    """The pattern of Mistral's Tekken and of GPT-4o, in which a word ends where an upper case letter follows a lower.
+    short: what may follow a word"""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{before}{UPPER}*{LOWER}+{short}|{before}{UPPER}+{LOWER}*{short}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+KIMI = (
+    rf"[{HAN}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{HAN}]]+{SHORT}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
 # "olmo" and "mpt" are GPT-NeoX's tokenizer, which puts text into NFC first; llama.cpp leaves text as it is.
 SPLITTINGS = (
     Splitting(("gpt-2", "phi-2"), (_byte_level(True),)),
     Splitting(("olmo", "mpt"), (_byte_level(True),), "NFC"),
     Splitting(("starcoder", "refact", "smollm"), ({"type": "Digits", "individual_digits": True}, _byte_level(True))),
     Splitting(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"),
         (_by(_cased(r"\p{N}{1,3}")), _byte_level(False)),
         ignore_merges=True,
     ),
@@ -65,6 +88,13 @@ SPLITTINGS = (
             {"type": "Digits", "individual_digits": False},
             _by("[0-9][0-9][0-9]"),
         ),
+    ),
+    Splitting(("tekken",), (_by(_by_case(r"\p{N}")), _byte_level(False)), ignore_merges=True),
+    Splitting(("gpt-4o",), (_by(_by_case(r"\p{N}{1,3}", SHORT)), _byte_level(False))),
+    Splitting(("kimi-k2",), (_by(KIMI), _byte_level(False))),
+    Splitting(
+        ("default",),
+        (*map(_by, (r"[\p{P}$+<=>\^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), _byte_level(False)),
     ),
 )
 

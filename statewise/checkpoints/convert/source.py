@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from statewise.checkpoints.atomic import identity
+from statewise.checkpoints.convert.gguf_parts import beside, one_of_each
 from statewise.checkpoints.folders import RUN_FILE
 from statewise.checkpoints.manifest import CONFIG_FILE, TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import GGUF, SAFETENSORS, TORCH_SUFFIXES, WEIGHT_SUFFIXES, shown
@@ -42,7 +43,8 @@ class PublishedTokenizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A published model: ``weights`` is one file, or the index of several; ``config`` the JSON beside it, or empty."""
+    """A published model: ``weights`` is one file, or the index or the first of several; ``config`` the JSON beside it, or
+    empty."""
 
     path: Path
     weights: Path
@@ -136,13 +138,14 @@ def find_source(path: Path) -> Source:
 
 
 def choose_weights(names: Collection[str], where: str) -> str:
-    """Which of these files hold the weights: safetensors before others, a file before an index of several.
+    """Which of these files hold the weights: safetensors before others, a file before an index of several; of a GGUF
+    model in several files the first.
 
     Errors:  CheckpointError if there is none, or if there are several that might be meant.
     """
     names = sorted(name for name in names if name not in NOT_WEIGHTS and not name.startswith((".", "rng_state")))
     for suffixes in ((SAFETENSORS,), TORCH_SUFFIXES, (GGUF,)):
-        found = [name for name in names if name.endswith(suffixes)]
+        found = one_of_each([name for name in names if name.endswith(suffixes)])
         indices = [name for name in names if name.endswith(tuple(suffix + INDEX for suffix in suffixes))]
         for name in PREFERRED:
             if name in found:
@@ -157,13 +160,14 @@ def choose_weights(names: Collection[str], where: str) -> str:
 
 
 def needed_files(names: Collection[str], where: str, weights: str | None = None) -> list[str]:
-    """What has to be fetched of a folder with these files: the weights, all shards if they are an index, and JSON.
+    """What has to be fetched of a folder with these files: the weights, all shards if they are an index or a part, and
+    JSON.
 
     weights: the file of them, if it is not to be chosen
     """
     top = [name for name in names if "/" not in name]
     weights = choose_weights(top, where) if weights is None else weights
-    needed = [weights, *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES, *PUBLISHED_FILES) if name in top)]
+    needed = [weights, *beside(weights, top), *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES, *PUBLISHED_FILES) if name in top)]
     if weights.endswith(INDEX):
         stem = PurePosixPath(weights.removesuffix(INDEX))
         needed += [name for name in top if name.startswith(f"{stem.stem}-") and name.endswith(stem.suffix)]
