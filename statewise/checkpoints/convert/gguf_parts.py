@@ -68,7 +68,7 @@ def parts_at(path: Path, metadata: Mapping[str, Value]) -> list[Path]:
     from statewise.checkpoints.convert.source import require_inside
 
     count, number = metadata.get(COUNT, 1), metadata.get(NUMBER, 0)
-    if count == 1:
+    if count in (0, 1):
         return [path]
     own = part_of(path.name)
     if own is None or (own.count, own.number - 1) != (count, number):
