@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(whole: Path) -> list[Path]:
-    return in_parts(whole, 7)
+    return in_parts(whole, 8)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_part_of_another_model_is_refused(parts: list[Path], tmp_path: Path) -
     shutil.copy(again[1], parts[1])
     larger = tmp_path / "larger" / "model.gguf"
     larger.parent.mkdir()
-    other = in_parts(write(build("mamba", tied=False), larger, tokenizer=ByteTokenizer()), 7)
+    other = in_parts(write(build("mamba", tied=False), larger, tokenizer=ByteTokenizer()), 8)
     assert len(other) == 3
     shutil.copy(other[1], parts[1])
     with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is not a part of .*: split\.tensors\.count="):

@@ -1,5 +1,5 @@
-"""How text is cut before the merges, name by name: the same tokens as llama.cpp's on hard texts, with a vocabulary whose
-merges go across every place where a text may be cut."""
+"""How text is cut before the merges, name by name: the same tokens as llama.cpp's on hard texts, with a vocabulary
+whose merges go across every place where a text may be cut."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from statewise.checkpoints.convert.gguf_file import write_file
 NAMES = ("llama-bpe", "pixtral", "tekken", "gpt-4o", "kimi-k2", "default")
 TEXTS = (
     "1 12 123 1234 12345678 3.14 1,000,000 ٣٤٥٦ ⅧⅣ x² ½¾ ①② 12th a1b22c333d4444",
-    "don't DON'T Don'T he'll HE'LL we're WE'RE I'm I'M I've I'VE 's 'S 'll 'T''s x'd X'D it'so it'sO ''' 'x a's1 é's 你's",
-    "getUserName HTMLParser iPhone XMLHttpRequest aB ABc aBC ABCdE helloWORLD WORLDhello A b Éa éA ÉCOLE écoleÀ ÑAñaÑ ßA ǅx",
+    "don't DON'T Don'T he'll HE'LL we're WE'RE I'm I'M I've I'VE 's 'S 'll 'T''s x'd X'D it'so it'sO",
+    "''' 'x a's1 é's 你's",
+    "getUserName HTMLParser iPhone XMLHttpRequest aB ABc aBC ABCdE",
+    "helloWORLD WORLDhello A b Éa éA ÉCOLE écoleÀ ÑAñaÑ ßA ǅx",
     "  two   three    four\ttab\t\ttabs \t mixed \n\n\n  lines\r\n\r\n  more \n x\n\n y   \n",
     "\u00a0nbsp \u00a0 \u3000全角\u3000\u3000 \u2003em \u2028line\u2029 \u200bzero\x0bvt\x0cff \x85nel",
     "你好，世界！ 漢字とカタカナとひらがな 々人々 한국어 텍스트 abc你好def 你 好 あ漢a 㐀豈 𠀀𪜀 中A文b",
     "🚀 🚀🚀 👨‍👩‍👧 🇩🇪 ❤️ a🚀b 🚀a 1🚀2 ©®™ ✓✗ →←",
     "e\u0301te\u0301 E\u0301A na\u0308ive हिन्दी भाषा ภาษาไทย עברית العَرَبِيَّة Ελληνικά ΑβΓδ Русский ТЕКСТтекст",
-    "a/b//c ///\n//\r\n a.b.c ... !!! ?!\n $5 +1 <=> ^~|` ~~~ `code` {x: [1, 2]} # ## \\n @x _y_ __z__ - -- --- %5 &x *y*",
+    "a/b//c ///\n//\r\n a.b.c ... !!! ?!\n $5 +1 <=> ^~|` ~~~ `code` {x: [1, 2]}",
+    "# ## \\n @x _y_ __z__ - -- --- %5 &x *y*",
     "def f(x):\n    if x<=10 and y!='it':\n\treturn x**2  # done\n\n\nclass A:\n        pass\n",
     "   ",
     "\n",

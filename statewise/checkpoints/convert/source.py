@@ -43,8 +43,8 @@ class PublishedTokenizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A published model: ``weights`` is one file, or the index or the first of several; ``config`` the JSON beside it, or
-    empty."""
+    """A published model: ``weights`` is one file, or the index or one part of several; ``config`` the JSON beside it,
+    or empty."""
 
     path: Path
     weights: Path
@@ -167,7 +167,11 @@ def needed_files(names: Collection[str], where: str, weights: str | None = None)
     """
     top = [name for name in names if "/" not in name]
     weights = choose_weights(top, where) if weights is None else weights
-    needed = [weights, *beside(weights, top), *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES, *PUBLISHED_FILES) if name in top)]
+    needed = [
+        weights,
+        *beside(weights, top),
+        *(name for name in (*CONFIG_FILES, *TOKENIZER_FILES, *PUBLISHED_FILES) if name in top),
+    ]
     if weights.endswith(INDEX):
         stem = PurePosixPath(weights.removesuffix(INDEX))
         needed += [name for name in top if name.startswith(f"{stem.stem}-") and name.endswith(stem.suffix)]
