@@ -31,8 +31,8 @@ def load(
 
     source:   the folder of a checkpoint that :func:`save` wrote, or of a run, for its best checkpoint; a folder with
               a published model (its config.json or params.json, and weights as safetensors, .bin, .pt or .ckpt, one
-              file or shards with an index); one such file, or a .gguf; or "hub:owner/name", "hub:owner/name@revision"
-              or "hub:owner/name/file" of the Hugging Face hub
+              file or shards with an index); one such file, or a .gguf, also one part of several; or "hub:owner/name",
+              "hub:owner/name@revision" or "hub:owner/name/file" of the Hugging Face hub
     dtype:    of the floating parameters, by default as stored; if a published model mixes dtypes, the narrowest
               that holds all of them without loss. Parameters that set a system's time scales (in a ``Dynamics``
               module) are float32 or wider.

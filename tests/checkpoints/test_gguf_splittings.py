@@ -47,7 +47,7 @@ TEXTS = (
 def vocabulary() -> dict[str, Any]:
     """The values of a file whose merges were found in the texts uncut."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
         vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )

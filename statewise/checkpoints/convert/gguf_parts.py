@@ -27,16 +27,16 @@ class Part(NamedTuple):
     """What a file's name says: the first is number 1.
 
     >>> part_of("big-00002-of-00003.gguf"), part_of("big.gguf")
-    (Part(stem='big', number=2, count=3), None)
+    (Part(stem='big', number=2, n_parts=3), None)
     """
 
     stem: str
     number: int
-    count: int
+    n_parts: int
 
     def name(self, number: int) -> str:
         """Of the file that is this part of the same model."""
-        return f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf"
+        return f"{self.stem}-{number:05d}-of-{self.n_parts:05d}.gguf"
 
 
 def part_of(name: str) -> Part | None:
@@ -50,7 +50,7 @@ def one_of_each(names: Collection[str]) -> list[str]:
     found: dict[object, str] = {}
     for name in sorted(names):
         part = part_of(name)
-        found.setdefault(name if part is None else (part.stem, part.count), name)
+        found.setdefault(name if part is None else (part.stem, part.n_parts), name)
     return list(found.values())
 
 
@@ -71,18 +71,18 @@ def parts_at(path: Path, metadata: Mapping[str, Value]) -> list[Path]:
     if count in (0, 1):
         return [path]
     own = part_of(path.name)
-    if own is None or (own.count, own.number - 1) != (count, number):
+    if own is None or (own.n_parts, own.number - 1) != (count, number):
         raise CheckpointError(
             f"{path} is a part of a model, {NUMBER}={shown(repr(number))} with {COUNT}={shown(repr(count))}, which its "
             "name does not say; give all parts the names that they had, as in NAME-00001-of-00002.gguf"
         )
-    paths = [path.with_name(own.name(i)) for i in range(1, own.count + 1)]
+    paths = [path.with_name(own.name(i)) for i in range(1, own.n_parts + 1)]
     for other in paths:
         if other != path:
             require_inside(path.parent, other)
         if not other.is_file():
             raise CheckpointError(
-                f"{other} is missing: the model is in {own.count} files, {own.name(1)} to {own.name(own.count)}; "
+                f"{other} is missing: the model is in {own.n_parts} files, {own.name(1)} to {own.name(own.n_parts)}; "
                 "put all of them in one folder"
             )
     return paths
@@ -115,7 +115,7 @@ def joined(parts: Sequence[GGUF]) -> GGUF:
 
 
 def _alike(part: Part | None, own: Part) -> bool:
-    return part is not None and (part.stem, part.count) == (own.stem, own.count)
+    return part is not None and (part.stem, part.n_parts) == (own.stem, own.n_parts)
 
 
 def _stranger(part: GGUF, first: GGUF, why: str) -> CheckpointError:
