@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from statewise.checkpoints.convert.gguf_tokenizer import read_tokenizer
+from statewise.checkpoints.convert.gguf_tokenizer import SPLITTINGS, read_tokenizer
 from statewise.data.tokenizers import FileTokenizer
 
 pytest.importorskip("gguf")
@@ -105,3 +106,9 @@ def test_the_same_tokens_as_llama_cpp(both: tuple[Any, Theirs]) -> None:
         assert list(ours(text)) == theirs(text), text
         for i in range(0, len(text), 3):  # other beginnings and ends
             assert list(ours(text[i : i + 11])) == theirs(text[i : i + 11]), text[i : i + 11]
+
+
+def test_the_page_names_every_splitting() -> None:
+    page = (ROOT / "docs" / "checkpoints.md").read_text("utf-8")
+    listed = page.split("**Tokenizers in GGUF.**")[1].split("## ")[0]
+    assert not [name for splitting in SPLITTINGS for name in splitting.names if f"`{name}`" not in listed]

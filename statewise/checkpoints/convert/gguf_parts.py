@@ -35,7 +35,7 @@ class Part(NamedTuple):
     n_parts: int
 
     def name(self, number: int) -> str:
-        """Of the file that is this part of the same model."""
+        """The name of the file with this part of the same model."""
         return f"{self.stem}-{number:05d}-of-{self.n_parts:05d}.gguf"
 
 
