@@ -21,6 +21,7 @@ from statewise.decoding.running import Running
 from statewise.decoding.states import check_plain, check_state, copied
 from statewise.errors import InputError
 from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.owner import exact_in
 from statewise.models.language_model import LanguageModel, LanguageModelState
 from statewise.models.quantised import is_quantised
 from statewise.operators.base import check_batch
@@ -57,7 +58,7 @@ class Decoder:
         weights = _default_precision(model) if weights is None else weights
         reason = why_not(model)
         if reason is not None:
-            what = "exact mode takes no step in C" if is_exact() or model.exact else "this model has no step in C"
+            what = "exact mode takes no step in C" if is_exact() or exact_in(model) else "this model has no step in C"
             raise InputError(f"{what}: {reason}; use the model itself")
         self.weights = weights
         self.config = model.config
@@ -191,7 +192,7 @@ def why_not(model: nn.Module) -> str | None:
     """Why :class:`Decoder` cannot take this model here, in one line; None if it can."""
     if not native.available():
         return f"the C kernels are not available: {native.why_not()}"
-    if is_exact() or getattr(model, "exact", False):
+    if is_exact() or exact_in(model):
         return "a model reads by its own step there, whose sums have one order"
     return refusal(model)
 

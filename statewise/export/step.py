@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from statewise.errors import InputError
 from statewise.export.parts import Part, forecast_part, piece_part, step_part, whole_part
 from statewise.export.program import trace
+from statewise.kernels.exact.owner import exact_in
 from statewise.models.encoder import SequenceModel
 from statewise.models.forecaster import Forecaster
 from statewise.models.language_model import LanguageModel
@@ -72,7 +73,7 @@ def build_part(model: nn.Module, name: str, batch: int | None = None) -> Part:
 def refusal(model: nn.Module, part: str = "step") -> str | None:
     """Why a part of a model cannot be exported, in one line; None if it can."""
     name = type(model).__name__
-    if getattr(model, "exact", False):
+    if exact_in(model):
         return f"this {name} has exact=True, and no program is exact; set exact = False"
     for i, block in enumerate(getattr(model, "blocks", ())):
         if block.mixer.reads_memory:

@@ -18,6 +18,7 @@ from statewise.errors import InputError, StatewiseError
 from statewise.generation import Reading
 from statewise.generation.reading import extend
 from statewise.kernels.exact import exact
+from statewise.kernels.exact.owner import exact_in
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.serve.drawing import drawn
 from statewise.serve.errors import RequestError
@@ -111,7 +112,7 @@ class Engine:
     def _run(self) -> None:
         served = self.served
         try:
-            on = exact(self.config.exact or served.reader.exact)
+            on = exact(self.config.exact or exact_in(served.reader))
             with on, evaluation_mode(served.reader), torch.inference_mode():
                 self._rows = served.rows(self.config.rows)
                 self._free = list(range(self.config.rows))

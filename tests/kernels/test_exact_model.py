@@ -8,6 +8,7 @@ import pytest
 import torch
 from exact_cases import HYBRIDS, differing
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import statewise as sw
 from statewise import native
@@ -24,7 +25,8 @@ def model_and_tokens() -> tuple[sw.LanguageModel, Tensor]:
 
 def gradients(model: sw.LanguageModel, tokens: Tensor, slope: Tensor) -> list[Tensor]:
     y, _ = model(tokens)
-    return [y, *torch.autograd.grad(y, [*model.parameters()], slope)]
+    with sw.exact():
+        return [y, *torch.autograd.grad(y, [*model.parameters()], slope)]
 
 
 def test_it_is_exact_without_a_block() -> None:
@@ -32,7 +34,8 @@ def test_it_is_exact_without_a_block() -> None:
     slope = torch.randn(3, 17, 23)
     with sw.exact():
         wanted = gradients(model, tokens, slope)
-    assert differing(gradients(model, tokens, slope), wanted)
+    with torch.no_grad():
+        assert differing(model(tokens)[0], wanted[0])
     model.exact = True
     assert not differing(gradients(model, tokens, slope), wanted)
     assert not is_exact()
@@ -41,34 +44,30 @@ def test_it_is_exact_without_a_block() -> None:
         assert not differing(model.head(features), wanted[0])
         assert not differing(model(tokens[1:2])[0], wanted[0][1:2])
     model.exact = False
-    assert differing(gradients(model, tokens, slope), wanted)
+    with torch.no_grad():
+        assert differing(model(tokens)[0], wanted[0])
 
 
-def test_pieces_in_one_graph_have_its_gradients() -> None:
-    torch.manual_seed(0)
-    mixer = sw.AttentionConfig(n_heads=2).build(16).eval()
-    mixer.exact = True
-    x, slope = torch.randn(2, 1, 12, 16)
-    found = []
-    for size in (12, 5):
-        z, state, outputs = x.clone().requires_grad_(), mixer.initial_state(1), []
-        for piece in z.split(size, 1):
-            y, state = mixer(piece, state)
-            outputs.append(y)
-        found.append(torch.autograd.grad(torch.cat(outputs, 1), z, slope))
-    assert not differing(*found)
-
-
-def test_buffers_are_freed_as_usual() -> None:
+def test_a_gradient_elsewhere_is_refused() -> None:
+    """Also of what a hook keeps of a layer, and of a state that can be rewound; a parameter's own hook runs once."""
     model, tokens = model_and_tokens()
     model.exact = True
-    loss = model(tokens)[0].square().mean()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-    with pytest.raises(sw.InputError, match="no second derivative"):
-        torch.autograd.grad(model(tokens)[0].sum(), [*model.parameters()], create_graph=True)
+    kept: list[Tensor] = []
+    model.layers[0].register_forward_hook(lambda module, args, output: kept.append(output[0]))
+    y, state = model(tokens, sw.rewindable(model.initial_state(3), last=4))
+    refused = pytest.raises(sw.InputError, match=r"would not be exact here; run it within statewise.exact\(\)")
+    behind = next(m for m in pytree.tree_leaves(state.state) if isinstance(m, Tensor) and m.requires_grad)
+    for loss in (y.sum(), kept[0].sum(), behind.sum()):
+        with refused:
+            loss.backward(retain_graph=True)
+    model.zero_grad()
+    calls = []
+    weight = model.layers[0].mixer.out_proj.weight
+    weight.register_hook(calls.append)
+    with sw.exact():
+        model(tokens)[0].sum().backward()
+    assert len(calls) == 1
+    assert weight.grad is not None
 
 
 def test_it_generates_and_goes_back_exactly() -> None:
@@ -89,12 +88,15 @@ def test_it_generates_and_goes_back_exactly() -> None:
     assert not differing(state.at(3).layers[0], wanted_state.layers[0])
 
 
-def test_a_rewindable_state_refuses_a_gradient_elsewhere() -> None:
+def test_a_layer_alone_counts_for_what_reads_the_whole_model() -> None:
     model, tokens = model_and_tokens()
-    model.exact = True
-    y, _ = model(tokens, sw.rewindable(model.initial_state(3), last=4))
-    with pytest.raises(sw.InputError, match="would not be exact here"):
-        y.sum().backward()
+    model.layers[1].exact = True
+    assert not model.exact
+    assert why_not(model) is not None
+    with sw.exact():
+        wanted = [token.log_probabilities for token in sw.generate(model, tokens, max_new_tokens=20, temperature=0)]
+    found = [token.log_probabilities for token in sw.generate(model, tokens, max_new_tokens=20, temperature=0)]
+    assert not differing(found, wanted)
 
 
 def test_copies_keep_it() -> None:

@@ -33,6 +33,15 @@ class StatewisePreTrainedModel(PreTrainedModel, abc.ABC):
         cast_parameters(self.model, dtype)
         self.post_init()
 
+    @property
+    def exact(self) -> bool:
+        """That of ``model``, which is ours."""
+        return self.model.exact
+
+    @exact.setter
+    def exact(self, on: bool) -> None:
+        self.model.exact = on
+
     @abc.abstractmethod
     def _config_of(self, config: StatewiseConfig) -> ModelConfig:
         """Our config within theirs. Errors: ConfigError if it is of another kind of model."""
