@@ -62,7 +62,7 @@ def test_a_gradient_elsewhere_is_refused() -> None:
         with refused:
             loss.backward(retain_graph=True)
     model.zero_grad()
-    calls = []
+    calls: list[Tensor] = []
     weight: Any = cast("Any", model.blocks[0].mixer).out_proj.weight
     weight.register_hook(calls.append)
     with sw.exact():
