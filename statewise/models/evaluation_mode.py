@@ -8,13 +8,16 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from statewise.kernels.exact.switch import exact
+
 _lock = threading.Lock()
 _inside: dict[int, tuple[int, list[nn.Module]]] = {}  # by id of the model: how many are inside, whose flags come back
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout inside; afterwards every module has its own training flag back, also where they differed.
+    """No dropout inside; afterwards every module has its own training flag back, also where they differed. If the model
+    is exact by itself, what is computed beside its calls is in exact mode, too: so no generator yields inside.
 
     Several threads may be inside with one model. The last one to leave gives the flags back.
 
@@ -32,7 +35,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             vars(module)["training"] = False  # nn.Module's __setattr__ would cost a tenth of a small model's step
         _inside[id(model)] = n_inside + 1, training + new
     try:
-        yield
+        with exact(getattr(model, "_exact", False) is True):
+            yield
     finally:
         with _lock:
             n_inside, training = _inside.pop(id(model))

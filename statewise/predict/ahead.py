@@ -52,21 +52,21 @@ def forecast_batches(
             f"steps={steps} is beyond the horizon, {config.horizon}, but the model reads covariates of the past, which "
             f"are unknown there; ask for at most {config.horizon}"
         )
-    with evaluation_mode(model):
-        for begin in range(0, len(pasts), batch_size):
-            numbers = range(begin, min(begin + batch_size, len(pasts)))
-            generators = [np.random.default_rng([seed, i]) for i in numbers]  # whatever the batches are
+    for begin in range(0, len(pasts), batch_size):
+        numbers = range(begin, min(begin + batch_size, len(pasts)))
+        generators = [np.random.default_rng([seed, i]) for i in numbers]  # whatever the batches are
+        with evaluation_mode(model):
             found = _ahead(model, [pasts[i] for i in numbers], steps, paths, generators)
-            finite = np.isfinite(found).all((1, 2, 3))
-            if not finite.all():
-                name = pasts[begin + int((~finite).argmax())].name
-                raise InputError(
-                    f"the forecast of series {name!r} is not finite: its values lie far from those of the training, or "
-                    "the model's parameters hold NaN or infinity"
-                )
-            yield numbers, found
-            if progress is not None:
-                progress(numbers.stop, len(pasts))
+        finite = np.isfinite(found).all((1, 2, 3))
+        if not finite.all():
+            name = pasts[begin + int((~finite).argmax())].name
+            raise InputError(
+                f"the forecast of series {name!r} is not finite: its values lie far from those of the training, or "
+                "the model's parameters hold NaN or infinity"
+            )
+        yield numbers, found
+        if progress is not None:
+            progress(numbers.stop, len(pasts))
 
 
 def _ahead(

@@ -19,7 +19,6 @@ from statewise.data.progress import Progress
 from statewise.data.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, require_fits
 from statewise.errors import DataError, InputError, require_least
 from statewise.evaluate.text.likelihood import encode_pair, score
-from statewise.kernels.exact.owner import exact_as
 from statewise.models.base import Model
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
@@ -203,7 +202,7 @@ class Predictor(Forecasting):
         weight = model.head.weight
         x, lengths = as_batch(rows, model.config, weight.dtype)
         x, lengths = x.to(weight.device), None if lengths is None else lengths.to(weight.device)
-        with exact_as(model), evaluation_mode(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             outputs, _ = model.embed(x, lengths=lengths) if embeddings else model(x, lengths=lengths)
         steps = np.array([len(row) for row in rows]) if model.config.pooling is None else None
         return self.answer(outputs, numbers, steps, embeddings=embeddings)
@@ -237,8 +236,7 @@ class Predictor(Forecasting):
             if not text:
                 raise DataError(f"text {number} is empty, so it has no tokens to score; leave it out")
             pairs += encode_pair(self.tokenizer, "", [text], document_token=self.begins_documents)
-        with exact_as(self.model):
-            scores = score(self.model, pairs, batch_size=len(pairs))
+        scores = score(self.model, pairs, batch_size=len(pairs))
         return Likelihoods(
             row=numbers,
             log_likelihoods=np.array([one.log_probability for one in scores]),

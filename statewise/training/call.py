@@ -19,6 +19,7 @@ from statewise.data.recognise import Recognised
 from statewise.data.series import SeriesDataConfig
 from statewise.data.series_as_trained import to_go_on
 from statewise.errors import CheckpointError, ConfigError, InputError, excerpt
+from statewise.kernels.exact.owner import exact_in
 from statewise.models.base import Model, ModelConfig
 from statewise.training.callbacks import Callback, listeners
 from statewise.training.config import RunConfig
@@ -106,6 +107,7 @@ def train(
     several = {"ignored_fields": ignored_fields, "targets": targets, "covariates": covariates}
     options |= {name: (value,) if isinstance(value, str) else tuple(value) for name, value in several.items()}
     options |= {"time": time, "horizon": horizon}
+    is_exact_itself = exact_in(model)
     with _place("tuned" if name == INITIAL else name, out) as place:
         given = None
         if data is not None:
@@ -118,6 +120,11 @@ def train(
             if begun.tokenizer is None and given is not None:
                 require_named(begun.config, given.config, changes.get("data.tokenizer"))
         run = _run_config(model, given, changes, {"steps": steps, "epochs": epochs, "minutes": minutes})
+        if is_exact_itself and not run.train.exact:
+            raise ConfigError(
+                "the model has exact=True, which a run does not take from it; give set={'train.exact': True}, or set "
+                "exact = False"
+            )
         if given is not None:
             reporter.event({"kind": "recognised", "message": chosen(given, run)})
         result = train_run(run, place.path, reporter=reporter, holds=place.holds, stop_when=wants_the_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 import statewise as sw
 from statewise import native
 from statewise.decoding import Decoder, why_not
+from statewise.evaluate.text.likelihood import score
 from statewise.kernels.exact import is_exact
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="exact mode needs the C kernels")
@@ -98,6 +100,30 @@ def test_a_layer_alone_counts_for_what_reads_the_whole_model() -> None:
         wanted = [token.log_probabilities for token in sw.generate(model, tokens, max_new_tokens=20, temperature=0)]
     found = [token.log_probabilities for token in sw.generate(model, tokens, max_new_tokens=20, temperature=0)]
     assert not differing(found, wanted)
+
+
+def test_what_is_computed_beside_its_calls_is_exact_too() -> None:
+    model, tokens = model_and_tokens()
+    requests = [(tokens[i, :9].tolist(), tokens[i, 9 : 12 + i].tolist()) for i in range(3)]
+    with sw.exact():
+        wanted = score(model, requests)
+    model.exact = True
+    assert score(model, requests) == wanted
+    options: dict[str, Any] = {"max_new_tokens": 12, "seed": 1}
+    with sw.exact():
+        drawn = [token.log_probabilities for token in sw.generate(model, tokens, **options)]
+    found = [token.log_probabilities for token in sw.generate(model=model, prompt=tokens, **options)]
+    assert not differing(found, drawn)
+    assert not is_exact()
+
+
+def test_a_run_does_not_take_it_in_silence(tmp_path: Path) -> None:
+    model = sw.SequenceClassifierConfig(d_input=1, d_model=8, n_classes=2, layers=(sw.S4DConfig(d_state=4),)).build()
+    model.exact = True
+    data = torch.randn(12, 20, 1).numpy(), [0, 1] * 6
+    with pytest.raises(sw.ConfigError, match=r"set=.*train\.exact"):
+        sw.train(model, data, steps=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_copies_keep_it() -> None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from statewise import native
 from statewise.errors import InputError
-from statewise.kernels.exact.switch import Exact, exact, is_exact
+from statewise.kernels.exact.switch import exact, is_exact
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -55,11 +55,6 @@ class MayBeExact(nn.Module):
 def exact_in(module: Any) -> bool:
     """Whether it, or a module in it, is exact by itself."""
     return isinstance(module, nn.Module) and any(getattr(m, "_exact", False) is True for m in module.modules())
-
-
-def exact_as(*modules: Any) -> Exact:
-    """:func:`statewise.exact`, on if something in these is exact by itself: for what is computed beside their calls."""
-    return exact(any(exact_in(module) for module in modules))
 
 
 def exactly(method: Method) -> Method:

@@ -99,7 +99,7 @@ def exact_throughout(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator
     def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         from statewise.kernels.exact.owner import exact_in  # which needs the switch
 
-        on = is_exact() or any(exact_in(given) for given in args[:1])
+        on = is_exact() or any(exact_in(given) for given in (*args[:1], kwargs.get("model")))
         with exact(on):
             items = function(*args, **kwargs)
         return _each(items, True) if on else items
