@@ -19,6 +19,7 @@ from torch import Tensor
 from statewise.data.progress import Progress
 from statewise.data.series_ahead import Past
 from statewise.errors import InputError, require_least
+from statewise.kernels.exact import of_parameters
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 from statewise.models.structural import StructuralForecaster
@@ -176,4 +177,5 @@ def pooled(forecasts: np.ndarray, quantiles: Sequence[float]) -> np.ndarray:
 
 def _normal(probabilities: np.ndarray) -> np.ndarray:
     """The quantiles of a standard normal distribution."""
-    return torch.special.ndtri(torch.from_numpy(np.asarray(probabilities, np.float64))).numpy()
+    with of_parameters():  # of numbers that no series has a part in
+        return torch.special.ndtri(torch.from_numpy(np.asarray(probabilities, np.float64))).numpy()

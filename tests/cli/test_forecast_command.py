@@ -105,9 +105,12 @@ def test_evaluate_scores_and_draws_both_targets(run: Run, trained: Path, tmp_pat
         assert f"<!-- {words} -->" in drawn
 
 
-def test_exactly(run: Run, trained: Path) -> None:
-    result = run("forecast", trained / "run", "--exact")
+@pytest.mark.parametrize("steps", [None, 9])
+def test_exactly(run: Run, trained: Path, steps: int | None) -> None:
+    """Within the horizon, and beyond it."""
+    options = [] if steps is None else ["--steps", str(steps)]
+    result = run("forecast", trained / "run", "--exact", *options)
     assert result.code == 0, result.err
     with sw.exact():
-        expected = sw.predictor(trained / "run").forecast(trained / "sales.csv")
+        expected = sw.predictor(trained / "run").forecast(trained / "sales.csv", steps=steps)
     assert result.records == list(expected.rows())

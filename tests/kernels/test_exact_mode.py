@@ -158,6 +158,13 @@ def test_parameters_are_drawn_as_outside(name: str) -> None:
         inside.reset_parameters()
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_shapes_alone_are_built(name: str) -> None:
+    """As loading does before it reads the tensors."""
+    with sw.exact(), torch.device("meta"):
+        assert all(m.is_meta for m in MIXERS[name].build(8).parameters())
+
+
 def test_it_belongs_to_a_thread() -> None:
     seen = []
     with sw.exact():

@@ -22,6 +22,8 @@ def apply(name: str, x: Tensor, other: Tensor | None = None) -> Tensor:
 
     Errors:  InputError for a dtype or a device that C does not take.
     """
+    if x.is_meta:  # a shape, as a model is built of before its tensors are read
+        return x.new_empty(torch.broadcast_shapes(x.shape, () if other is None else other.shape))
     if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
         raise InputError(f"exact mode computes {name} of float32 or float64 on the CPU, got {x.dtype} on {x.device}")
     x = x.contiguous()
