@@ -6,7 +6,8 @@
     python experiments/speculation.py runs/large runs/small runs/tiny --out speculation.json
 
 Prompts are pieces of the test split, whose files neither model has seen. Every prompt is continued with and without the
-draft, in turns, on one thread; seconds are the processor's, which other work disturbs less than those of a clock.
+draft, in turns, on one thread; seconds are the processor's, which other work disturbs less than those of a clock. What
+a step of several tokens costs beside one is measured alone, for the large model and for a published size.
 
 The distribution: texts are sampled with a draft, and the model reads them again without one. If each token x was drawn
 from the model's p, then u = P(X < x) + v p(x), with v uniform, is uniform on (0, 1), and independent of all others. A
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,11 +33,13 @@ import statewise as sw
 from statewise.data.text import TextDataConfig, open_corpus
 from statewise.decoding import Decoder
 from statewise.generation.speculation import Drafted, Speculation
+from statewise.models.presets import PRESETS as MODELS
 from statewise.reproduce.files import write_json
 from statewise.reproduce.hardware import environment
 
+STEPS = (1, 2, 3, 5, 7)  # tokens
 NAMES = ("large", "small", "tiny")
-PARTS = ("speed", "sampled", "greedy-small", "greedy")
+PARTS = ("steps", "speed", "sampled", "greedy-small", "greedy")
 
 
 class Counted(Decoder):
@@ -106,6 +110,19 @@ def greedy(
         if i % 10 == 9 or i + 1 == len(texts):
             print(json.dumps(known), flush=True)
             save(known)
+
+
+def steps(model: sw.LanguageModel, weights: str) -> dict[str, float]:
+    """Milliseconds of a step of so many tokens of one row, in turns: the median of 30."""
+    decoder, seconds = Decoder(model, weights), {n: list[float]() for n in STEPS}
+    readers = {n: decoder.ahead(model.initial_state(1), most=n) for n in STEPS}
+    for _ in range(31):
+        for n, reader in readers.items():
+            begin = time.perf_counter()
+            reader.read(torch.full((1, n), 65))
+            seconds[n].append(time.perf_counter() - begin)
+            reader.keep([0])
+    return {str(n): 1e3 * statistics.median(found[1:]) for n, found in seconds.items()}
 
 
 class Wrong(Speculation):
@@ -186,7 +203,13 @@ def main() -> None:
         write_json(options.out, record)
 
     for part in options.parts:
-        if part == "speed":
+        if part == "steps":
+            random = MODELS["hybrid-130m"]().build().eval()
+            found = {"large, float32": steps(large, "float32")}
+            for weights in ("float32", "bfloat16"):
+                found[f"hybrid-130m, random, {weights}"] = steps(random, weights)
+            save("steps, ms", found)
+        elif part == "speed":
             for k in (2, 4, 6):
                 greedy((large, small), prompts(16, 64, seed=k), 128, k, partial(save, f"speed, {k} drafted"))
         elif part == "sampled":

@@ -17,6 +17,8 @@ from statewise.generation.prompt import encode_prompt
 from statewise.generation.reading import nothing_read
 from statewise.generation.sample import ids_without_token
 from statewise.generation.stopping import end_tokens
+from statewise.kernels.exact import is_exact
+from statewise.kernels.exact.owner import exact_in
 from statewise.mixers.attention import Attention
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
@@ -67,6 +69,8 @@ class ServedModel:
         self._writer = self.reader
         if weights is not None:
             check_precision(weights, None)
+            if is_exact() or exact_in(model):
+                raise InputError(f"weights={weights!r}: exact mode reads by the model itself; leave weights out")
             if (reason := refusal(model)) is not None:
                 raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
         if self.device.type == "cpu" and kernels.backend.backend() != "torch" and why_not(model) is None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from exact_cases import HYBRIDS, differing
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import statewise as sw
@@ -17,6 +18,7 @@ from statewise import native
 from statewise.decoding import Decoder, why_not
 from statewise.evaluate.text.likelihood import score
 from statewise.kernels.exact import is_exact
+from statewise.serve.model import ServedModel
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="exact mode needs the C kernels")
 
@@ -124,6 +126,18 @@ def test_a_run_does_not_take_it_in_silence(tmp_path: Path) -> None:
     with pytest.raises(sw.ConfigError, match=r"set=.*train\.exact"):
         sw.train(model, data, steps=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_traces_and_other_weights_are_refused() -> None:
+    mixer = sw.AttentionConfig(n_heads=2).build(8).eval()
+    x = torch.randn(1, 5, 8)
+    with torch.no_grad(), sw.exact(), pytest.raises(sw.InputError, match="being traced"):
+        torch.jit.trace(lambda z: mixer(z)[0], x, check_trace=False)
+    with torch.no_grad(), sw.exact(), pytest.raises(sw.InputError, match="being traced"):
+        make_fx(lambda z: mixer(z)[0])(x)
+    model = sw.LanguageModelConfig(vocab_size=257, d_model=8, layers=(sw.S4DConfig(d_state=4),)).build().eval()
+    with sw.exact(), pytest.raises(sw.InputError, match="leave weights out"):
+        ServedModel(model, sw.ByteTokenizer(), weights="int8")
 
 
 def test_copies_keep_it() -> None:

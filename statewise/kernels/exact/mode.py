@@ -33,6 +33,11 @@ class ExactMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not is_exact():
             return func(*args, **kwargs)
+        if torch._C._is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+            raise InputError(
+                "a program is being traced in exact mode, whose kernels leave nothing in it; trace outside of "
+                "statewise.exact(), with exact = False"
+            )
         rule = _RULES.get(id(func))  # an operation stays where it is, and its hash is a call of Python
         if rule is None:
             rule = _RULES[id(func)] = _rule_of(func)
