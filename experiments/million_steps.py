@@ -125,7 +125,8 @@ def main() -> None:
         print(json.dumps(one(mixer, int(length), int(piece) or None)))
         return
     record: dict[str, Any] = {"environment": environment(), "piece": arguments.piece, "layers": LAYERS, "width": WIDTH}
-    record["comparisons"] = [compare(m, arguments.whole, arguments.piece, arguments.rounds) for m in MIXERS]
+    pieces = (arguments.piece, 4 * arguments.piece)  # the longer ones cost less time and more memory
+    record["comparisons"] = [compare(m, arguments.whole, n, arguments.rounds) for m in MIXERS for n in pieces]
     runs = []
     for mixer in MIXERS:
         length = 4 * arguments.piece
