@@ -254,7 +254,8 @@ class States:
         assert self.folder is not None
         try:
             return self.folder.load(name)
-        except CheckpointError:
+        except CheckpointError as error:
+            log.warning("the saved state %s is not used: %s", name, error)
             return None
 
 

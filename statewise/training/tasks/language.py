@@ -95,7 +95,7 @@ class LanguageTask(Task[LanguageModel, Batch]):
                 "grow without end; give it a window, or set train.carry_state=false"
             )
         limits = [m.n_positions for m in model.modules() if isinstance(m, LearnedPositions)]
-        longest = int(np.diff(self._train_split.document_offsets).max())
+        longest = int(np.diff(self._train_split.document_offsets).max()) if limits else 0
         if limits and longest > min(limits):
             raise ConfigError(
                 f"TrainConfig.carry_state=True, but the longest document has {longest:,} tokens, and the model has "
