@@ -72,7 +72,8 @@ def fill(page: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]],
     for block, given in zip(blocks, rows, strict=True):
         times: list[Any] = list(given)
         for further, found in times if times and isinstance(times[0], tuple) else [({}, times)]:
-            tables.append(_table(block, {**values, **further}, found))
+            if found:  # a table without rows is left out
+                tables.append(_table(block, {**values, **further}, found))
     return Report(
         title=_WORDS.vformat(title, (), values),
         setting=" ".join(_said(map(" ".join, setting), values)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -170,7 +172,8 @@ class Counting(Reporter):
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
-    task, looks = open_task(run), read_looks(folder)
+    task, lines = open_task(run), read_metrics(folder / METRICS_FILE)
+    looks = [line for line in lines if line["kind"] == "evaluation"]
     record = task.evaluate(load_checkpoint(run, folder), "test")
     return {
         "diverged": None,
@@ -181,10 +184,26 @@ def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]
         "epochs": result.step / task.batches.steps_per_epoch,
         "steps": result.step,
         "seconds": result.seconds,
+        "step_ms": step_ms(lines, task.unit),
         "parameters": n_parameters(run.model),
         "course": [line["accuracy"] for line in looks],
         "course_seconds": [line["seconds"] for line in looks],
     }
+
+
+def step_ms(lines: Sequence[Mapping[str, Any]], unit: str) -> float | None:
+    """Milliseconds of a step by the clock, looks at the validation split not counted: the median over a run's lines.
+
+    >>> line = {"kind": "train", "step": 10, "tokens": 600, "tokens_per_second": 300.0}
+    >>> step_ms([line, {"kind": "evaluation"}, {**line, "step": 15, "tokens": 800}], "tokens")
+    166.66666666666666
+    """
+    trained = [{"step": 0, unit: 0}, *(line for line in lines if line["kind"] == "train")]
+    each = [
+        1e3 * (line[unit] - before[unit]) / line[f"{unit}_per_second"] / (line["step"] - before["step"])
+        for before, line in itertools.pairwise(trained)
+    ]
+    return statistics.median(each) if each else None
 
 
 def _most_frequent(confusion: Sequence[Sequence[int]]) -> float:

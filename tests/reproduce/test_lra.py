@@ -121,8 +121,9 @@ class TestSettings:
                 assert run.model.d_model == published["model"]["d_model"]  # type: ignore[attr-defined]
 
 
-def part(accuracy: float) -> dict[str, Any]:
+def part(accuracy: float, step_ms: float | None = 50.0) -> dict[str, Any]:
     found = {"accuracy": accuracy, "chance": 0.5, "parameters": 1000, "steps": 7, "epochs": 0.5, "seconds": 60.0}
+    found["step_ms"] = step_ms  # type: ignore[assignment]
     course = {"course": [accuracy / 2, accuracy], "course_seconds": [30.0, 60.0]}
     return {"seeds": {"seed": {**found, **course}}, "parameters": 7, "cpu_seconds": 70.0, "ms_per_step": 10_000.0}
 
@@ -138,7 +139,8 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     data["listops-gen"]["caveats"], data["image"]["caveats"] = ["drawn anew"], ["JPEG", "few rows"]
     ours = {cell: part(0.25 if cell.seed else 0.5) for cell in config.cells()}
     report = make_report(config, Found(data, ours))
-    beside, each, scaled = report.tables
+    beside, speeds, each, scaled = report.tables
+    assert speeds.rows[-1] == ("ours: Transformer", "1.00 1.00", "-", "-", "1.00", "-", "-", "1.00")
     rows = {row[0]: row[1:] for row in beside.rows}
     assert rows["ours: S4D-LegS"] == ("37.50 37.50*", "-", "-", "37.50*", "-", "-", "-")
     assert beside.notes[:2] == ("* listops-gen: drawn anew.", "* image: JPEG; few rows.")
@@ -155,13 +157,25 @@ def test_the_report_says_what_was_run_and_what_was_not() -> None:
     assert ("image, Transformer", "64", "4", "-", "16", "0.001", "7") in scaled.rows
 
 
+def test_speed_is_beside_the_transformers() -> None:
+    tasks = ("listops-gen", "image", "pathfinder-gen")
+    config = LraSettings(models=("s4", "h3", "transformer"), tasks=tasks, folder="/data")
+    data = {task: {"sizes": {"train": 3}, "described": "", "caveats": []} for task in tasks}
+    ms = {"s4": (10.0, 40.0, 80.0), "h3": (10.0, 10.0, None), "transformer": (20.0, 20.0, 20.0)}
+    ours = {cell: part(0.5, ms[cell.model][tasks.index(cell.task)]) for cell in config.cells()}
+    rows = {row[0]: row[1:] for row in make_report(config, Found(data, ours)).tables[1].rows}
+    assert rows["S4 with FlashConv"] == ("-",) * 6 + ("5.80",)
+    assert rows["ours: S4"] == ("2.00", "-", "-", "0.50", "0.25", "-", "0.63")  # the cube root of a quarter
+    assert rows["ours: H3"] == ("2.00", "-", "-", "2.00", "-", "-", "-")  # a run that gave none
+
+
 def test_a_diverged_seed_is_shown_as_such(tmp_path: Path) -> None:
     config = LraSettings(models=("s4d", "h3"), tasks=("listops-gen",), seeds=(0, 1))
     lost = {**part(0.5), "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}
     data = {"listops-gen": {"sizes": {"train": 3}, "described": "", "caveats": []}}
     ours = {cell: part(0.5) if cell == ("s4d", "listops-gen", 0) else lost for cell in config.cells()}
     report = make_report(config, Found(data, ours))
-    beside, each, scaled = report.tables
+    beside, each, scaled = report.tables  # no Transformer, no speeds beside it
     assert [row[:2] for row in beside.rows[-2:]] == [("ours: S4D-LegS", "diverged"), ("ours: H3", "diverged")]
     assert [row[1] for row in each.rows] == ["50.00%", "diverged", "diverged", "diverged"]
     assert [row[-1][:1] for row in scaled.rows] == ["7", "-"]

@@ -27,6 +27,7 @@ from statewise.reproduce.lra.published import (
     AVERAGE,
     CHANCE,
     SETTINGS,
+    SPEED,
     TASKS,
     TITLES,
     Setting,
@@ -227,6 +228,7 @@ def report(config: LraSettings, found: Found) -> Report:
         "lra",
         _words(config, found),
         _beside(config, found),
+        _speeds(config, found),
         [_row(config, cell, part) for cell, part in found.parts.items()],
         _scaled(config, found),
         figures={"published": ACCURACY, "data": found.data, "runs": runs},
@@ -282,6 +284,32 @@ def _beside(config: LraSettings, found: Found) -> list[dict[str, Any]]:
         average = None if overall is None else f"{100 * overall:.2f}{starred}"
         rows.append((f"ours: {MODELS[model]}", [" ".join(values) or None for values in each_of.values()], average))
     return [{"name": name, "accuracies": row, "average": average} for name, row, average in rows]
+
+
+def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]]:
+    """How many times the Transformer's speed of training: the published ones, then ours; none without a Transformer."""
+    if "transformer" not in config.models:
+        return []
+
+    def ms(model: str, task: str) -> float | None:
+        times = known(each(runs_of(found.seeds(model, task)), "step_ms"))
+        return statistics.fmean(times) if times else None
+
+    rows: list[dict[str, Any]] = [
+        {"name": name, "times": [None] * len(TASKS), "overall": value} for name, value in SPEED.items()
+    ]
+    for model in config.models:
+        times: dict[str, list[str]] = {task: [] for task in TASKS}
+        ratios = []
+        for task in config.tasks:
+            ours, transformer = ms(model, task), ms("transformer", task)
+            if ours is not None and transformer is not None:
+                ratios.append(transformer / ours)
+                times[arena_task(task)].append(f"{ratios[-1]:.2f}")
+        overall = statistics.geometric_mean(ratios) if len(ratios) == len(config.tasks) else None
+        cells = [" ".join(values) or None for values in times.values()]
+        rows.append({"name": f"ours: {MODELS[model]}", "times": cells, "overall": overall})
+    return rows
 
 
 def _row(config: LraSettings, cell: Cell, part: Trial) -> dict[str, Any]:
