@@ -73,7 +73,8 @@ def evaluate_forecasts(
     batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> ForecastEvaluation:
-    """Forecast from every ``stride``-th origin of a split (the first ``max_windows`` of them) and score the forecasts.
+    """Forecast from every ``stride``-th origin of a split, or from ``max_windows`` of them, drawn the same every time,
+    and score the forecasts.
 
     At each origin the model reads the history of its window, as in training. The baselines read all of the series
     before the origin. A value that is forecast from several origins counts once for each.
@@ -83,7 +84,7 @@ def evaluate_forecasts(
     """
     check_fits(model, split.data)
     require_least(InputError, stride=(stride, 1), max_windows=(max_windows, 1), batch_size=(batch_size, 1))
-    origins = split.every(stride)[:max_windows]
+    origins = _some(split.every(stride), max_windows)
     targets = np.stack([split.window(origin).targets for origin in origins])
     begin = time.perf_counter()
     forecasts, loss = _forecasts(model, split, origins, batch_size, progress)
@@ -119,6 +120,13 @@ def evaluate_forecasts(
         nominal=nominal,
         seconds=seconds,
     )
+
+
+def _some(origins: Sequence[Origin], most: int | None) -> Sequence[Origin]:
+    """Not the first ones: these may all be of one series."""
+    if most is None or most >= len(origins):
+        return origins
+    return [origins[i] for i in np.sort(np.random.default_rng(0).choice(len(origins), most, replace=False))]
 
 
 def forecast(

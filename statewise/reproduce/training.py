@@ -51,8 +51,11 @@ def read_looks(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
 
 
-def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporter) -> dict[str, Any]:
-    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each.
+def train_and_test(
+    runs: Mapping[str, RunConfig], folder: str, test_rows: int | None, reporter: Reporter
+) -> dict[str, Any]:
+    """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each, on
+    ``test_rows`` of the test split (None: all).
 
     A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
     milliseconds of a step.
@@ -67,7 +70,7 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
         counting.write()
     cpu_seconds = json.loads((path / CPU_FILE).read_text())
     seeds = {
-        name: _tested(run, path / name, results[name]) if name in results else {"diverged": diverged[name]}
+        name: _tested(run, path / name, results[name], test_rows) if name in results else {"diverged": diverged[name]}
         for name, run in runs.items()
     }
     steps = max((result.step for result in results.values()), default=None)
@@ -79,9 +82,9 @@ def train_and_test(runs: Mapping[str, RunConfig], folder: str, reporter: Reporte
     }
 
 
-def trained(work: Work, part: str, runs: Mapping[str, RunConfig]) -> Job:
+def trained(work: Work, part: str, runs: Mapping[str, RunConfig], test_rows: int | None = None) -> Job:
     """The trial of these runs, whose folder is named after the part."""
-    return Job(train_and_test, (runs, str(work.folder / f"run-{part}")))
+    return Job(train_and_test, (runs, str(work.folder / f"run-{part}"), test_rows))
 
 
 def is_diverged(seed: Trial) -> bool:
@@ -171,10 +174,10 @@ class Counting(Reporter):
         self.reporter.close()
 
 
-def _tested(run: RunConfig, folder: Path, result: TrainResult) -> dict[str, Any]:
+def _tested(run: RunConfig, folder: Path, result: TrainResult, rows: int | None) -> dict[str, Any]:
     task, lines = open_task(run), read_metrics(folder / METRICS_FILE)
     looks = [line for line in lines if line["kind"] == "evaluation"]
-    record = task.evaluate(load_checkpoint(run, folder), "test")
+    record = task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
     return {
         "diverged": None,
         "accuracy": record["accuracy"],

@@ -170,7 +170,8 @@ class ReportingConfig(Config):
     """What a run writes while it trains: evaluations on the validation split and checkpoints, each by steps, by
     minutes, by both, or not at all; and lines of metrics.jsonl.
 
-    evaluate_items:  how much of the validation split to read, from its beginning; None: all (text: 65,536 tokens)
+    evaluate_items:  how much of the validation split to read: of a text its beginning, otherwise so many rows or
+                     windows, drawn once and the same in every run; None: all (text: 65,536 tokens)
     evaluate_window: text: read the validation split from rest in windows of this many tokens, as training does; None:
                      with the state carried through it, where that is possible
     keep_last:       how many checkpoints to keep

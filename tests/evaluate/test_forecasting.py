@@ -21,6 +21,7 @@ from statewise.errors import ConfigError, InputError
 from statewise.evaluate.forecast_plots import plot_forecasts
 from statewise.evaluate.forecasting import (
     BASELINES,
+    _some,
     evaluate_forecasts,
     forecast,
     last_value,
@@ -168,6 +169,10 @@ def test_two_targets_and_two_series_each_have_their_own_scale(tmp_path: Path) ->
     assert e.model.mase is not None
     assert 0.1 < e.model.mase < 10
     assert e.n_values == 2 * 2 * 3 * 10
+    few = evaluate_forecasts(forecaster(d_target=2), data.split("test"), max_windows=8)  # of 20, series by series
+    with_one = np.array([origin.series for origin in _some(data.split("test").every(1), 8)])
+    assert few.n_windows == 8
+    assert 2 <= with_one.sum() <= 6
 
 
 @pytest.mark.skipif(importlib.util.find_spec("statsmodels") is None, reason="no statsmodels here")

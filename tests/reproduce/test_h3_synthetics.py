@@ -150,7 +150,7 @@ def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
         there = whole["figures"]["runs"][name]["seeds"]
         assert list(part["seeds"]) == ["seed-3", "seed-5"]
         for seed, found in part["seeds"].items():
-            times = ("seconds", "course_seconds")
+            times = ("seconds", "course_seconds", "step_ms")
             assert {k: v for k, v in found.items() if k not in times} == {
                 k: v for k, v in there[seed].items() if k not in times
             }
@@ -177,7 +177,7 @@ def test_a_kill_leaves_no_kept_step_uncounted(tmp_path: Path) -> None:
     file = folder / CPU_FILE
     folder.mkdir()
     file.write_text("5.0")
-    train_and_test({"seed-0": run_config(config, TASKS[0], "attention", 0)}, str(folder), Killed())
+    train_and_test({"seed-0": run_config(config, TASKS[0], "attention", 0)}, str(folder), None, Killed())
     assert heard[0] == "start"
     assert {"train", "evaluation", "checkpoint", "end"} < set(heard)
     assert json.loads(file.read_text()) >= json.loads(heard[heard.index("checkpoint") + 1])
@@ -189,10 +189,10 @@ def test_a_seed_that_diverges_is_a_result_and_stops_no_other(tmp_path: Path) -> 
     first, second = (run_config(config, TASKS[0], "attention", seed) for seed in config.seeds)
     bad = with_train(second, lr=1e38)
     runs = {"seed-0": first, "seed-1": bad}
-    part = train_and_test(runs, str(tmp_path / "some"), Reporter())
+    part = train_and_test(runs, str(tmp_path / "some"), None, Reporter())
     assert part["seeds"]["seed-0"]["diverged"] is None
     assert "step " in part["seeds"]["seed-1"]["diverged"]
-    again = train_and_test(runs, str(tmp_path / "some"), Reporter())
+    again = train_and_test(runs, str(tmp_path / "some"), None, Reporter())
     assert again["seeds"]["seed-1"] == part["seeds"]["seed-1"]
     assert again["seeds"]["seed-0"]["loss"] == part["seeds"]["seed-0"]["loss"]
     report = make_report(config, {"induction-head-attention": part})
@@ -205,7 +205,7 @@ def test_a_seed_that_diverges_is_a_result_and_stops_no_other(tmp_path: Path) -> 
     worst = with_train(first, lr=1e37)
     for lost in ({"seed-0": worst, "seed-1": bad}, {"seed-1": bad}):
         for _ in range(2):  # the second time each says what it said
-            part = train_and_test(lost, str(tmp_path / f"all-{len(lost)}"), Reporter())
+            part = train_and_test(lost, str(tmp_path / f"all-{len(lost)}"), None, Reporter())
             assert all("step " in seed["diverged"] for seed in part["seeds"].values())
             assert part["parameters"] > 0
             assert part["ms_per_step"] is None
@@ -221,7 +221,7 @@ def test_only_divergence_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = settings("h3-synthetics", quick=True, assignments=[*SMALL, "epochs=[1,1]"])
     runs = {f"seed-{seed}": run_config(config, TASKS[0], "attention", seed) for seed in range(n_runs)}
     with pytest.raises(TrainingError, match="the evaluation failed: no rows"):
-        train_and_test(runs, str(tmp_path), Reporter())
+        train_and_test(runs, str(tmp_path), None, Reporter())
 
 
 def made(cpu_seconds: float = 600.0, **changes: Any) -> Report:

@@ -23,9 +23,10 @@ from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.reproduce import reproduce, settings
-from statewise.reproduce.lra.claim import MODELS, Cell, Found, LraSettings, run_config
-from statewise.reproduce.lra.claim import report as make_report
 from statewise.reproduce.lra.published import TASKS
+from statewise.reproduce.lra.settings import MODELS, Cell, LraSettings, run_config
+from statewise.reproduce.lra.tables import Found
+from statewise.reproduce.lra.tables import report as make_report
 from statewise.training import RunConfig
 from statewise.training.tasks import open_task, task_type
 from statewise.training.tasks.pairs import PairClassificationTask
