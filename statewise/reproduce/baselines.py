@@ -210,7 +210,7 @@ CLAIM = Claim(
     summary="S4D beside attention, a GRU and a causal CNN on one task: accuracy, time, memory",
     duration="an hour of one core for acsf1",
     settings=BaselinesSettings,
-    quick='preset=digits settings=["train.budget.steps=4","train.budget.epochs=null","data.max_length=16",'
+    quick='preset=digits settings=["train.budget.steps=4","train.budget.epochs=null",'
     '"train.reporting.evaluate_items=16"] max_rows=16',
     trials=trials,
     report=report,

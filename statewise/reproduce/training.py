@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +66,7 @@ def train_and_test(
         results, diverged, _ = train_runs(runs, path, counting, workers=1)  # its CPU seconds are of this process
     finally:
         counting.write()
-    cpu_seconds = json.loads((path / CPU_FILE).read_text())
+    cpu_seconds, step_ms = json.loads((path / CPU_FILE).read_text()), counting.ms_of_steps()
     seeds = {
         name: _tested(run, path / name, results[name], test_rows) if name in results else {"diverged": diverged[name]}
         for name, run in runs.items()
@@ -79,6 +77,7 @@ def train_and_test(
         "parameters": n_parameters(next(iter(runs.values())).model),
         "cpu_seconds": cpu_seconds,
         "ms_per_step": None if steps is None else 1e3 * cpu_seconds / steps,
+        "step_ms": step_ms,
     }
 
 
@@ -150,12 +149,26 @@ class Counting(Reporter):
         self.file, self.reporter = file, reporter
         file.parent.mkdir(parents=True, exist_ok=True)
         self._before = json.loads(file.read_text()) if file.exists() else 0.0
-        self._begun = time.process_time()
+        steps = self._steps_file
+        self._of_steps: float = 0.0
+        self._n_steps: int = 0
+        if steps.exists():
+            self._of_steps, self._n_steps = json.loads(steps.read_text())
+        self._begun = self._since = time.process_time()
         self._written = time.monotonic()
+
+    @property
+    def _steps_file(self) -> Path:
+        return self.file.with_name(f"steps-{self.file.name}")
 
     def write(self) -> None:
         write_json(self.file, self._before + time.process_time() - self._begun)
+        write_json(self._steps_file, [self._of_steps, self._n_steps])
         self._written = time.monotonic()
+
+    def ms_of_steps(self) -> float | None:
+        """Milliseconds of all cores for a step alone, without looks at the validation split and checkpoints."""
+        return 1e3 * self._of_steps / self._n_steps if self._n_steps else None
 
     def begin(self, task: Task[Any, Any]) -> None:
         self.reporter.begin(task)
@@ -164,8 +177,11 @@ class Counting(Reporter):
         if record["kind"] == "checkpoint":
             self.write()
         self.reporter.event(record)
+        self._since = time.process_time()  # a look and a checkpoint are told when they are done
 
     def progress(self, fraction: float, record: Mapping[str, Any]) -> None:
+        now = time.process_time()
+        self._of_steps, self._n_steps, self._since = self._of_steps + now - self._since, self._n_steps + 1, now
         if time.monotonic() - self._written >= SECONDS_BETWEEN_COUNTS:
             self.write()
         self.reporter.progress(fraction, record)
@@ -175,8 +191,7 @@ class Counting(Reporter):
 
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult, rows: int | None) -> dict[str, Any]:
-    task, lines = open_task(run), read_metrics(folder / METRICS_FILE)
-    looks = [line for line in lines if line["kind"] == "evaluation"]
+    task, looks = open_task(run), read_looks(folder)
     record = task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
     return {
         "diverged": None,
@@ -187,26 +202,10 @@ def _tested(run: RunConfig, folder: Path, result: TrainResult, rows: int | None)
         "epochs": result.step / task.batches.steps_per_epoch,
         "steps": result.step,
         "seconds": result.seconds,
-        "step_ms": step_ms(lines, task.unit),
         "parameters": n_parameters(run.model),
         "course": [line["accuracy"] for line in looks],
         "course_seconds": [line["seconds"] for line in looks],
     }
-
-
-def step_ms(lines: Sequence[Mapping[str, Any]], unit: str) -> float | None:
-    """Milliseconds of a step by the clock, looks at the validation split not counted: the median over a run's lines.
-
-    >>> line = {"kind": "train", "step": 10, "tokens": 600, "tokens_per_second": 300.0}
-    >>> step_ms([line, {"kind": "evaluation"}, {**line, "step": 15, "tokens": 800}], "tokens")
-    166.66666666666666
-    """
-    trained = [{"step": 0, unit: 0}, *(line for line in lines if line["kind"] == "train")]
-    each = [
-        1e3 * (line[unit] - before[unit]) / line[f"{unit}_per_second"] / (line["step"] - before["step"])
-        for before, line in itertools.pairwise(trained)
-    ]
-    return statistics.median(each) if each else None
 
 
 def _most_frequent(confusion: Sequence[Sequence[int]]) -> float:

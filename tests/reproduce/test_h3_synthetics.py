@@ -150,7 +150,7 @@ def test_stopped_and_gone_on_with_to_the_same_numbers(tmp_path: Path) -> None:
         there = whole["figures"]["runs"][name]["seeds"]
         assert list(part["seeds"]) == ["seed-3", "seed-5"]
         for seed, found in part["seeds"].items():
-            times = ("seconds", "course_seconds", "step_ms")
+            times = ("seconds", "course_seconds")
             assert {k: v for k, v in found.items() if k not in times} == {
                 k: v for k, v in there[seed].items() if k not in times
             }

@@ -124,9 +124,14 @@ class TestSettings:
 
 def part(accuracy: float, step_ms: float | None = 50.0) -> dict[str, Any]:
     found = {"accuracy": accuracy, "chance": 0.5, "parameters": 1000, "steps": 7, "epochs": 0.5, "seconds": 60.0}
-    found["step_ms"] = step_ms  # type: ignore[assignment]
     course = {"course": [accuracy / 2, accuracy], "course_seconds": [30.0, 60.0]}
-    return {"seeds": {"seed": {**found, **course}}, "parameters": 7, "cpu_seconds": 70.0, "ms_per_step": 10_000.0}
+    return {
+        "seeds": {"seed": {**found, **course}},
+        "parameters": 7,
+        "cpu_seconds": 70.0,
+        "ms_per_step": 1e4,
+        "step_ms": step_ms,
+    }
 
 
 def test_the_report_says_what_was_run_and_what_was_not() -> None:
@@ -207,6 +212,7 @@ def test_quick(tmp_path: Path, cache: Path) -> None:
     runs = outcome.record["figures"]["runs"]
     assert set(runs) == {f"listops-gen-{model}" for model in MODELS}
     assert all(0 < run["0"]["chance"] < 1 and run["0"]["steps"] == 2 for run in runs.values())
+    assert all(0 < run["0"]["step_ms"] < run["0"]["ms_per_step"] for run in runs.values())  # this has the looks too
     page = (tmp_path / "run" / "report.md").read_text()
     assert "Each run ends after 2 steps" in page
     assert not PLOTS or (tmp_path / "run" / "lra.png").exists()

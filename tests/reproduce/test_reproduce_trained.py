@@ -14,10 +14,11 @@ from training_runs import with_train
 
 from statewise.errors import ConfigError, DataError
 from statewise.mixers.time_invariant import TimeInvariantMixer
+from statewise.reproduce import baselines, reproduce, settings
 from statewise.reproduce import lssl_vs_s4 as lssl
-from statewise.reproduce import reproduce, settings
 from statewise.reproduce import s4_vs_transformer as transformer
 from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
+from statewise.reproduce.work import open_work
 from statewise.training import RunConfig
 
 needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs the extra tasks")
@@ -188,6 +189,11 @@ class TestTrainedTasks:
         assert all(run["peak_bytes"] > 1e5 for run in runs.values())
         again = quick("baselines", tmp_path / "run", "seeds=[0,1]", 'arms=["s4d","gru"]')
         assert figures(again)["runs"] == runs
+        for preset in ("acsf1", "co2", "fashion-mnist"):  # what is small for one is a field of all
+            config = settings("baselines", quick=True, assignments=[f"preset={preset}"])
+            assert set(baselines.trials(config, open_work(tmp_path / preset, "baselines", config))) == {
+                f"{arm}-0" for arm in config.arms
+            }
 
     @pytest.mark.parametrize("preset", ["acsf1", "spoken-digits", "fashion-mnist", "co2"])
     def test_the_arms_of_baselines(self, preset: str) -> None:

@@ -37,7 +37,7 @@ class Found(NamedTuple):
 def report(config: LraSettings, found: Found) -> Report:
     runs: dict[str, dict[str, Any]] = {}
     for cell, part in found.parts.items():
-        spent = {"cpu_seconds": part["cpu_seconds"], "ms_per_step": part["ms_per_step"]}
+        spent = {name: part.get(name) for name in ("cpu_seconds", "ms_per_step", "step_ms")}
         runs.setdefault(f"{cell.task}-{cell.model}", {})[str(cell.seed)] = {**part["seeds"]["seed"], **spent}
     return told(
         "lra",
@@ -107,7 +107,7 @@ def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]]:
         return []
 
     def ms(model: str, task: str) -> float | None:
-        times = known(each(runs_of(found.seeds(model, task)), "step_ms"))
+        times = known(part.get("step_ms") for part in found.seeds(model, task))
         return statistics.fmean(times) if times else None
 
     rows: list[dict[str, Any]] = [
