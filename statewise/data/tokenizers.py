@@ -5,7 +5,6 @@ Every tokenizer has a *document token*: it begins each document of a corpus, and
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from statewise.configuration import parse_json
 from statewise.conventions.published import Conventions, read_conventions
+from statewise.data.stream_decoders import ByteStreamDecoder, FileStreamDecoder, StreamDecoder, checked
 from statewise.data.tokenizer_file import choose_document_token, put_before, read_tokenizer_file
 from statewise.errors import DataError, InputError, StatewiseError, excerpt, reason
 from statewise.files.limits import check_ids
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 
 LONGEST_PREFIX = 1000
 NAMED = ("bytes", "bases")  # tokenizers by name
-REPLACEMENT = "\ufffd"
-# Ill-formed UTF-8 is held back this many tokens before it is shown as replacement characters: without
-# a bound, a model that writes nothing but stray bytes would make the cost per token grow for ever.
-MAX_HELD_TOKENS = 64
-
-
-class StreamDecoder(Protocol):
-    """Tokens one at a time to text; what ``feed`` and ``finish`` return, joined, is ``decode`` of all tokens."""
-
-    def feed(self, token: int) -> str:
-        """The text that this token completes; empty while a character is still incomplete."""
-
-    def finish(self) -> str:
-        """What is left: an incomplete character becomes U+FFFD. The decoder is then as new."""
 
 
 class Tokenizer(Protocol):
@@ -106,29 +92,15 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; what is not UTF-8 becomes U+FFFD, tokens from 256 on stand for nothing."""
-        return bytes(token for token in _checked(ids) if token < 256).decode("utf-8", "replace")
+        return bytes(token for token in checked(ids) if token < 256).decode("utf-8", "replace")
 
     def token_bytes(self, ids: Iterable[int]) -> int:
         """The number of tokens below 256. Exact."""
-        return sum(token < 256 for token in _checked(ids))
+        return sum(token < 256 for token in checked(ids))
 
     def stream_decoder(self) -> StreamDecoder:
         """An incremental UTF-8 decoder: O(1) a token."""
-        return _ByteStreamDecoder()
-
-
-class _ByteStreamDecoder:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, token: int) -> str:
-        (token,) = _checked((token,))
-        return self._decoder.decode(bytes((token,))) if token < 256 else ""
-
-    def finish(self) -> str:
-        text = self._decoder.decode(b"", True)
-        self._decoder.reset()
-        return text
+        return ByteStreamDecoder()
 
 
 class FileTokenizer:
@@ -262,8 +234,10 @@ class FileTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text, by the tokenizer's own decoder; special tokens stand for nothing."""
-        kept = [token for token in _checked(ids) if token < self.vocab_size and token not in self._special]
-        return self._tokenizer.decode(kept, skip_special_tokens=True)
+        return self._tokenizer.decode([*filter(self._is_text, checked(ids))], skip_special_tokens=True)
+
+    def _is_text(self, token: int) -> bool:
+        return token < self.vocab_size and token not in self._special
 
     def token_bytes(self, ids: Iterable[int]) -> int:
         """The UTF-8 length of ``decode(ids)``: exact where decoding restores the text and no character is cut."""
@@ -275,36 +249,7 @@ class FileTokenizer:
         Joined, its pieces are ``decode`` of all tokens, for every decoder that looks no further than to the token
         before; only ill-formed UTF-8 of more than 64 tokens may show another number of replacement characters.
         """
-        return _FileStreamDecoder(self)
-
-
-class _FileStreamDecoder:
-    """Keeps the tokens behind the last piece given out, since a token's text may depend on the one before it."""
-
-    def __init__(self, tokenizer: FileTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._n_given = 0  # how many of the tokens have been given out as text
-        self._given = ""  # and that text
-
-    def feed(self, token: int) -> str:
-        (token,) = _checked((token,))
-        if token >= self._tokenizer.vocab_size or token in self._tokenizer._special:
-            return ""
-        self._tokens.append(token)
-        text = self._tokenizer.decode(self._tokens)
-        incomplete = text.endswith(REPLACEMENT) or len(text) <= len(self._given)
-        if incomplete and len(self._tokens) - self._n_given < MAX_HELD_TOKENS:
-            return ""
-        new = text[len(self._given) :]
-        self._tokens = self._tokens[self._n_given :]
-        self._n_given, self._given = len(self._tokens), self._tokenizer.decode(self._tokens)
-        return new
-
-    def finish(self) -> str:
-        new = self._tokenizer.decode(self._tokens)[len(self._given) :]
-        self._tokens, self._n_given, self._given = [], 0, ""
-        return new
+        return FileStreamDecoder(self.decode, self._is_text)
 
 
 def text_of(data: bytes) -> str:
@@ -359,10 +304,3 @@ def describe_tokenizer(tokenizer: Tokenizer) -> str:
         return "bytes"
     talks = tokenizer.conventions is not None and tokenizer.conventions.chat_template is not None
     return f"tokenizer.json of {tokenizer.vocab_size} tokens{', with a chat template' if talks else ''}"
-
-
-def _checked(ids: Iterable[int]) -> list[int]:
-    tokens = [int(token) for token in ids]
-    if any(token < 0 for token in tokens):
-        raise DataError(f"{min(tokens)} is not a token; tokens are 0 or more")
-    return tokens

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from statewise.data.tokenizers import REPLACEMENT, ByteTokenizer, Tokenizer
+from statewise.data.stream_decoders import REPLACEMENT
+from statewise.data.tokenizers import ByteTokenizer, Tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token for one byte, beside a vocabulary of characters
 

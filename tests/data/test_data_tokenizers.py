@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statewise.data.stream_decoders import MAX_HELD_TOKENS, StreamDecoder
 from statewise.data.tokenizers import (
-    MAX_HELD_TOKENS,
     ByteTokenizer,
     FileTokenizer,
-    StreamDecoder,
     load_tokenizer,
     require_same_tokenizer,
     token_dtype,
