@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from statewise.checkpoints.convert.hub import cached
-from statewise.checkpoints.convert.source import is_published
+from statewise.checkpoints.convert.source import find_source, is_published
 from statewise.cli.console import counted
 from statewise.cli.model_folder import ModelFolder
-from statewise.errors import ConfigError
+from statewise.errors import CheckpointError, ConfigError
 from statewise.evaluate.questions import (
     PERPLEXITY,
     SUPERGLUE_ORDER,
@@ -19,6 +19,7 @@ from statewise.evaluate.questions import (
     WEIGHTS,
     QuestionTask,
     evaluate_questions,
+    has_sizes_of,
     row_of,
     superglue_rows,
 )
@@ -167,12 +168,21 @@ def _rows_here(opened: ModelFolder, rows: Iterable[str]) -> dict[str, Any]:
         if row not in WEIGHTS:
             continue
         name = WEIGHTS[row].rpartition("/")[2]
-        folder = next((path for path in (beside / name, beside / name.lower()) if is_published(path)), None)
+        places = (path for path in (beside / name, beside / name.lower()) if is_published(path))
+        folder = next((path for path in places if _is(row, path)), None)
         if folder is not None:
             at_hand[row] = str(folder)
         elif cached(WEIGHTS[row]):
             at_hand[row] = f"hub:{WEIGHTS[row]}"
     return {"sizes_of": row_of(opened.language_model.config), "at_hand": at_hand}
+
+
+def _is(row: str, folder: Path) -> bool:
+    """By the sizes that its config says, if any."""
+    try:
+        return has_sizes_of(row, find_source(folder).config)
+    except CheckpointError:
+        return False
 
 
 def _published_table(published: Mapping[str, Any]) -> Table:

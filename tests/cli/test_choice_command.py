@@ -111,6 +111,8 @@ def test_rows_that_can_be_measured_here(
     config = sw.LanguageModelConfig(vocab_size=257, d_model=768, layers=layers, norm="layer", max_positions=16)
     tokenizer = ByteTokenizer()
     save_as(config.build(), tmp_path / "gpt2", "transformers", dtype=torch.bfloat16)
+    other = replace(config, layers=layers[:2])  # of other sizes than its name says
+    save_as(other.build(), tmp_path / "gpt2-medium", "transformers", dtype=torch.bfloat16)
     snapshot = tmp_path / "cache" / "models--EleutherAI--gpt-neo-1.3B" / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     (snapshot / "pytorch_model.bin").write_bytes(b"")

@@ -222,6 +222,13 @@ def test_a_long_prompt_loses_its_beginning(tmp_path: Path) -> None:
     results = evaluate_questions(model, TOKENIZER, open_tasks([str(write_rows(tmp_path / "long.jsonl", rows))]))
     one, other = results.answers["long"]
     assert one.scores[0].log_probability == pytest.approx(other.scores[0].log_probability, rel=1e-5)
+    (note,) = results.notes
+    reach = model.config.max_positions
+    assert note.startswith(f"long: 2 of 2 questions are longer than the {reach} tokens that the model reads")
+    short = evaluate_questions(
+        model, TOKENIZER, open_tasks([str(write_rows(tmp_path / "s.jsonl", [{**rows[0], "question": "x"}]))])
+    )
+    assert short.notes == ()
 
 
 def test_published_rows() -> None:

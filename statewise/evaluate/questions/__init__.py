@@ -8,6 +8,7 @@ from statewise.evaluate.questions.published import SUPERGLUE as SUPERGLUE
 from statewise.evaluate.questions.published import SUPERGLUE_ORDER as SUPERGLUE_ORDER
 from statewise.evaluate.questions.published import SUPERGLUE_SIZES as SUPERGLUE_SIZES
 from statewise.evaluate.questions.published import WEIGHTS as WEIGHTS
+from statewise.evaluate.questions.published import has_sizes_of as has_sizes_of
 from statewise.evaluate.questions.published import row_of as row_of
 from statewise.evaluate.questions.published import superglue_rows as superglue_rows
 from statewise.evaluate.questions.question import ACCURACY as ACCURACY

@@ -115,15 +115,17 @@ def evaluate_questions(
     require_fits(tokenizer, model.config.vocab_size, ConfigError)
     limits = [limit for limit in (position_limit(model), max_length) if limit is not None]
     begin, n_all, n_before = time.perf_counter(), sum(len(task.questions) for task in tasks), 0
+    limit = min(limits, default=None)
     answers: dict[str, list[Answered]] = {}
     measures: list[Measure] = []
+    cut: Counter[str] = Counter()
     for task in tasks:
         if not task.questions:
             raise InputError(f"the task {task.name} has no questions; give at least one")
         if n_shots and task.examples is None:
             raise ConfigError(f"{task.name} has no examples to put before a question; use n_shots=0")
         told = None if progress is None else _after(progress, n_before, n_all)
-        asked = _ask(model, tokenizer, task, n_shots, document_token, min(limits, default=None), batch_size, told)
+        asked = _ask(model, tokenizer, task, n_shots, document_token, limit, batch_size, told, cut)
         answers[task.name] = [decide(question, scores, normalize=normalize) for question, scores in asked]
         n_before += len(task.questions)
         measures += [measure(task, metric, answers[task.name], n_shots, normalize) for metric in task.metrics]
@@ -132,7 +134,7 @@ def evaluate_questions(
         groups=tuple(_group_measures(measures, n_shots)),
         answers=answers,
         sources={task.name: task.source for task in tasks},
-        notes=tuple(task.note for task in tasks if task.note),
+        notes=(*(task.note for task in tasks if task.note), *_what_was_cut(answers, cut, limit)),
         seconds=time.perf_counter() - begin,
     )
 
@@ -146,7 +148,9 @@ def _ask(
     max_length: int | None,
     batch_size: int,
     progress: Callable[[int], None] | None,
+    cut: Counter[str],
 ) -> Iterator[tuple[Question, list[Score]]]:
+    """cut: to count the questions in of which a context is cut"""
     told = contexts(task, task.questions, n_shots)
     with evaluation_mode(model):
         model = prepared(model)
@@ -156,7 +160,9 @@ def _ask(
         for i, question in enumerate(part):
             choices = [f" {choice}" for choice in question.choices]
             pairs = encode_pair(tokenizer, next(told), choices, document_token=document_token)
-            requests += [keep_the_end(*pair, max_length) for pair in pairs]
+            kept = [keep_the_end(*pair, max_length) for pair in pairs]
+            cut[task.name] += any(len(pair[0]) > len(context) for pair, (context, _) in zip(pairs, kept))
+            requests += kept
             owners += [i] * len(pairs)
         left = Counter(owners)
 
@@ -170,6 +176,15 @@ def _ask(
         for question in part:
             yield question, scores[place : place + len(question.choices)]
             place += len(question.choices)
+
+
+def _what_was_cut(answers: Mapping[str, Sequence[Answered]], cut: Counter[str], limit: int | None) -> Iterator[str]:
+    for name, n in cut.items():
+        if n:
+            yield (
+                f"{name}: {n:,} of {len(answers[name]):,} questions are longer than the {limit:,} tokens that the "
+                "model reads, and lost their beginning, examples first"
+            )
 
 
 def measure(task: QuestionTask, metric: Metric, answers: Sequence[Answered], n_shots: int, normalized: bool) -> Measure:

@@ -108,7 +108,7 @@ def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]]:
 
     def ms(model: str, task: str) -> float | None:
         times = known(part.get("step_ms") for part in found.seeds(model, task))
-        return statistics.fmean(times) if times else None
+        return statistics.fmean(times) / config.scaled(model, task).batch_size if times else None
 
     rows: list[dict[str, Any]] = [
         {"name": name, "times": [None] * len(TASKS), "overall": value} for name, value in SPEED.items()
