@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,14 +65,11 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     them to be new."""
     if not hasattr(os, "fork"):
         return
-    from types import SimpleNamespace
-
-    from forked_programs import ForkedProgram
+    from forked_programs import in_forks
 
     from statewise.training import workers
 
-    names = {"Popen": ForkedProgram, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
-    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(**names))
+    monkeypatch.setattr(workers, "subprocess", in_forks())
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ has its own input, output, environment and folder, as a new Python has. What a t
 its children, what kills its parent) needs one, and starts it itself.
 
     with program(["-m", "statewise", "info"], stdout=subprocess.PIPE) as process: ...
+    done = ran(["-m", "statewise", "info"])           as subprocess.run, with what it wrote as text
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 ENOUGH = 2**20  # bytes of a request: the words and the environment of a program
@@ -34,28 +39,32 @@ class ForkedProgram:
         self,
         command: Sequence[str],
         *,
-        stdin: int | None = None,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        stdin: int | IO[bytes] | None = None,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         start_new_session: bool = False,
+        text: bool = False,
     ) -> None:
         self.args = list(command)
         self.returncode: int | None = None
         self._status, theirs = socket.socketpair()
-        ours: list[IO[bytes] | None] = []
+        ours: list[IO[Any] | None] = []
         given: list[int] = []
         for number, how in enumerate((stdin, stdout, stderr)):
             if how == subprocess.PIPE:
                 read, write = os.pipe()
                 mine, other = (write, read) if number == 0 else (read, write)
-                ours.append(os.fdopen(mine, "wb" if number == 0 else "rb"))
+                ours.append(os.fdopen(mine, ("w" if number == 0 else "r") + "b" * (not text)))
                 given.append(other)
-            else:
-                assert how is None
+            elif how == subprocess.DEVNULL:
                 ours.append(None)
-                given.append(os.dup(number))
+                given.append(os.open(os.devnull, os.O_RDWR))
+            else:
+                assert not isinstance(how, int)
+                ours.append(None)
+                given.append(os.dup(number if how is None else how.fileno()))
         self.stdin, self.stdout, self.stderr = ours
         request = {
             "command": self.args,
@@ -69,19 +78,27 @@ class ForkedProgram:
             os.close(descriptor)
         theirs.close()
         self._told = self._status.makefile("rb")
+        self._waits = threading.Lock()  # a thread may wait beside the one that has killed it
         self.pid = int(self._told.readline())
 
     def poll(self) -> int | None:
-        return self.returncode if select.select([self._status], [], [], 0)[0] == [] else self.wait()
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = int(self._told.readline())
-            self._told.close()
-            self._status.close()
-        return self.returncode
+        if not self._waits.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        try:
+            if self.returncode is None:
+                if not select.select([self._status], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                self.returncode = int(self._told.readline())
+                self._told.close()
+                self._status.close()
+            return self.returncode
+        finally:
+            self._waits.release()
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
@@ -101,8 +118,28 @@ class ForkedProgram:
 
 
 def program(words: Sequence[str], **options: Any) -> ForkedProgram:
-    """``python WORDS`` with ``-m MODULE``, ``-c CODE`` or ``-P -c CODE``."""
+    """``python WORDS`` with ``-m MODULE``, ``-c CODE``, ``-P -c CODE`` or a file."""
     return ForkedProgram([sys.executable, *words], **options)
+
+
+def ran(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same to its end, with nothing to read; ``options`` are ``env`` and ``cwd``."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = program([*map(str, words)], stdin=subprocess.DEVNULL, stdout=out, stderr=err, **options)
+        code = process.wait()
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(process.args, code, out.read().decode(), err.read().decode())
+
+
+def in_forks() -> SimpleNamespace:
+    """What stands for the module ``subprocess`` where a module of Statewise starts Pythons."""
+
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return ran(command[1:], **{name: options[name] for name in ("cwd", "env") if name in options})
+
+    names = ("PIPE", "DEVNULL", "TimeoutExpired")
+    return SimpleNamespace(Popen=ForkedProgram, run=run, **{name: getattr(subprocess, name) for name in names})
 
 
 @cache
@@ -126,6 +163,8 @@ def _waiting() -> socket.socket:
 
 def main(control: socket.socket) -> None:
     """Waits for programs, and is forked into each of them."""
+    import gc
+
     import torch
     import torch._dynamo  # which the first step of an optimiser imports
 
@@ -133,6 +172,8 @@ def main(control: socket.socket) -> None:
     import statewise.training.worker  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # so that no fork looks at what was imported, of which it would get a copy
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tests send it to all children of theirs
     while True:
@@ -173,7 +214,6 @@ def _watch(request: dict[str, Any], stdin: int, stdout: int, stderr: int, status
 def _run(request: dict[str, Any]) -> int:
     """As Python runs it, to the exit status; what is registered for the end is done."""
     import atexit
-    import threading
 
     if request["session"]:
         os.setsid()
@@ -189,15 +229,17 @@ def _run(request: dict[str, Any]) -> int:
         words = words[1:]
     else:
         sys.path.insert(0, request["folder"])
-    how, what, *rest = words
-    sys.argv = [how, *rest]
+    how, *rest = words
+    sys.argv = [how, *(rest[1:] if how in ("-m", "-c") else rest)]
     code: Any = 0
     try:
         if how == "-m":
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        elif how == "-c":
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
         else:
-            assert how == "-c"
-            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+            sys.path[0] = str(Path(how).absolute().parent)
+            runpy.run_path(how, run_name="__main__")
     except SystemExit as end:
         code = end.code
         if isinstance(code, str):

@@ -40,7 +40,7 @@ def wait_on(folder: str, reporter: Reporter) -> dict[str, Any]:
 
 
 def when_it_waits(folder: str, what: str, reporter: Reporter) -> dict[str, Any]:
-    """Once the other one waits: fails, or dies."""
+    """Once the other one waits: fails, or dies, or sends a signal to the process with this number."""
     while not list(Path(folder).glob("waits-*")):
         time.sleep(0.01)
     if what == "refuse":
@@ -49,7 +49,7 @@ def when_it_waits(folder: str, what: str, reporter: Reporter) -> dict[str, Any]:
         raise ZeroDivisionError("nothing to divide by")
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(int(what), signal.SIGTERM)
     time.sleep(600)
     return {}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_programs import in_forks
 from on_device import OnDevice
 
 from statewise.benchmark.gpu import __main__ as day
@@ -61,6 +62,7 @@ def test_every_stage_runs(name: str, settings: Settings) -> None:
 def test_the_whole_command_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [stage for stage in day.DAY if stage.name in ("canary", "tests")]
     monkeypatch.setattr(day, "DAY", tuple(chosen))
+    monkeypatch.setattr(stages, "subprocess", in_forks())
     given = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
     assert day.main(given) == 0
     record = json.loads((tmp_path / "gpu-day-cpu.json").read_text("utf-8"))
@@ -153,7 +155,8 @@ def test_every_file_that_is_marked_is_found(settings: Settings) -> None:
     assert {"tests/operators/test_operators.py", "tests/mixers/test_mamba2.py"} <= set(laws)
 
 
-def test_the_laws_run_on_a_device_by_name(settings: Settings) -> None:
+def test_the_laws_run_on_a_device_by_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tests_on_card, "subprocess", in_forks())
     found = next(iter(tests_on_card.laws(settings).values()))()
     assert found["failed"] == 0
     assert found["passed"] >= 1
@@ -189,7 +192,8 @@ def test_sizes_and_operations() -> None:
 
 
 @pytest.mark.parametrize("name", ["h3-language"])
-def test_a_long_training_is_a_command(name: str, settings: Settings) -> None:
+def test_a_long_training_is_a_command(name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(science, "subprocess", in_forks())
     found = science.h3_language(settings)
     assert found["exit_code"] == 0, found
     assert (settings.folder / "run-h3-language" / "run.json").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import gguf_examples
 import numpy as np
 import pytest
 import torch
+from forked_programs import ran
 
 from statewise.checkpoints.convert.gguf_file import read_file, write_file
 from statewise.errors import CheckpointError
@@ -190,6 +189,6 @@ def test_without_the_package_it_is_named(tmp_path: Path) -> None:
         "    try: call(sys.argv[1])\n"
         "    except CheckpointError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "x.gguf"], capture_output=True, text=True)
+    done = ran(["-c", program, tmp_path / "x.gguf"])
     expected = 'GGUF files need gguf, which is not installed; pip install "statewise[gguf]"'
     assert done.stdout.splitlines() == [expected] * 3, done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 from checkpoint_examples import refusal
+from forked_programs import ran
 
 import statewise as sw
 from statewise.checkpoints.convert import save_as
@@ -218,7 +217,7 @@ def test_offline_by_the_environment_and_without_the_library(tmp_path: Path) -> N
         "sys.modules['huggingface_hub'] = None\n"
         "sys.exit(code + run(['info', 'hub:state-spaces/mamba-130m']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    done = ran(["-c", program, tmp_path])
     assert done.returncode == 4
     first, second = done.stderr.splitlines()
     assert first.startswith("statewise: error: hub:state-spaces/mamba-130m is not in the cache")

@@ -6,7 +6,6 @@ import errno
 import json
 import pickle
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_examples import refusal
+from forked_programs import ran
 from published_folder import build_model, publish, replaced, same_logits, weights_of
 from safetensors.torch import save_file
 
@@ -98,7 +98,7 @@ def test_objects_of_lightning_are_read_without_lightning(tmp_path: Path) -> None
         "            'hyper_parameters': {'model': DictConfig(d_model=8, layer=DictConfig(name='s4'))}}, sys.argv[1])\n"
     )
     path = tmp_path / "a.ckpt"
-    subprocess.run([sys.executable, "-c", program, path], check=True)
+    assert ran(["-c", program, path]).returncode == 0
     from statewise.checkpoints.convert.source import find_source
     from statewise.checkpoints.convert.weights import read_weights
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from command_line import ROOT, TRAIN, Run, contents, save_tokenizer
+from command_line import TRAIN, Run, contents, save_tokenizer
+from forked_programs import ran
 
 import statewise as sw
 
 pytestmark = pytest.mark.usefixtures("in_workplace")
-
-
-def in_subprocess(*arguments: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
-    words = [sys.executable, "-m", "statewise", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, env=environment, timeout=120, check=False, **options)
 
 
 class TestBadInput:
@@ -180,16 +170,12 @@ class TestBadInput:
     def test_full_disk(self, run: Run, workplace: Path) -> None:
         shutil.copytree("run", "full")
         before = contents(Path("full/checkpoints"))
-        limit = 40_000  # less than a checkpoint
-        result = in_subprocess(
-            "train",
-            "--resume",
-            "full",
-            "--steps",
-            "8",
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        limited = (  # to less than a checkpoint
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
+            "from statewise.cli import main; main()"
         )
-        error = result.stderr.decode()
+        result = ran(["-c", limited, "train", "--resume", "full", "--steps", "8"])
+        error = result.stderr
         assert (result.returncode, error.count("\n")) == (2, 1), error
         assert error.startswith("statewise: error: ")
         assert "File too large" in error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 from command_line import Run
+from forked_programs import program
 
 import statewise as sw
 from statewise.data.tokenizers import ByteTokenizer
@@ -68,11 +68,11 @@ def test_what_it_refuses(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_run", [True, False])
 def test_it_serves_until_it_is_stopped(tmp_path: Path, with_run: bool) -> None:
     sources = [str(bytes_model(tmp_path / "model"))] if with_run else []
-    command = [sys.executable, "-m", "statewise", "explore", *sources, "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = ["-m", "statewise", "explore", *sources, "--no-browser"]
+    with program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().strip()
+            address = process.stdout.readline().decode().strip()
             page = urllib.request.urlopen(address, timeout=30).read().decode()
             assert ("/call" in page.split('id="data-server">')[1].split("</script>")[0]) == with_run
             if with_run:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import ROOT
+from forked_programs import ForkedProgram, program
 from served_models import TOKENIZER, build, complete, wait_until, written
 
 import statewise as sw
@@ -29,22 +30,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def command(folder: Path, *words: object, **variables: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def command(folder: Path, *words: object, **variables: str) -> Iterator[tuple[ForkedProgram, httpx.Client]]:
     """`statewise serve` in a process of its own, which is gone afterwards."""
-    line = [sys.executable, "-m", "statewise", "serve", str(folder), "--port", "0", *map(str, words)]
+    line = ["-m", "statewise", "serve", str(folder), "--port", "0", *map(str, words)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-    process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    )
-    try:
-        assert process.stdout is not None
-        told = process.stdout.readline()
-        assert "Serving small at http://127.0.0.1:" in told, process.communicate()
-        with httpx.Client(base_url=told.split()[3].removesuffix("/v1"), timeout=60) as client:
-            yield process, client
-    finally:
-        process.kill()
-        process.communicate()
+    with program(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            told = process.stdout.readline().decode()
+            assert "Serving small at http://127.0.0.1:" in told
+            with httpx.Client(base_url=told.split()[3].removesuffix("/v1"), timeout=60) as client:
+                yield process, client
+        finally:
+            process.kill()
 
 
 def test_sigterm_ends_what_runs_and_refuses_what_is_new(small: Path) -> None:
@@ -64,7 +62,8 @@ def test_sigterm_ends_what_runs_and_refuses_what_is_new(small: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert len(rest) > 1000
         assert process.wait(timeout=30) == 0
-        assert "POST /v1/completions 200" in process.communicate()[1]
+        assert process.stderr is not None
+        assert b"POST /v1/completions 200" in process.stderr.read()
 
 
 def test_states_outlive_kill_9(small: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked_programs import ran
 from torch import Tensor
 
 import statewise as sw
@@ -70,7 +69,7 @@ def test_where_it_is_not_known_the_run_is_refused(tmp_path: Path) -> None:
     run = sw.train(CONFIG, own_data(), out=tmp_path / "run", steps=2, task=MarginTask)
     code = "import sys, statewise.cli; statewise.cli.main()"
     words = ["train", "--resume", str(run.folder), "--steps", "4"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = ran(["-c", code, *words])
     assert done.returncode == 2, done.stderr
     assert "task='MarginTask' is not registered here; import the file" in " ".join(done.stderr.split())
     del OWN["MarginTask"]
@@ -114,9 +113,7 @@ def test_a_file_of_ones_own_is_the_command_line(tmp_path: Path) -> None:
         "train --data own.npz --steps 2 --set task=SmoothTask --out run",
         "train --resume run --steps 3",
     ):
-        done = subprocess.run(
-            [sys.executable, "mine.py", *words.split()], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        done = ran(["mine.py", *words.split()], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert read_run(tmp_path / "run").task == "SmoothTask"
 

@@ -103,7 +103,7 @@ def test_one_that_had_not_begun_is_begun_by_a_resume(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forked_workers")
 def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
     """In one process and in two, beside the runs that nobody stops."""
-    settings = {**SETTINGS, "steps": 150, "save_every": 50, "evaluate_every": 50}
+    settings = {**SETTINGS, "steps": 60, "save_every": 20, "evaluate_every": 20}
     runs = seeds_and_rates(small_run(tmp_path, **settings), 2)
     train_several(runs, tmp_path / "whole", workers=1)
     for workers in (1, 2):
@@ -113,7 +113,7 @@ def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
         assert cut.signal == signal.SIGTERM
         assert train_several(runs, folder, resume=True, workers=workers).exit_code == 0
         for name in runs:
-            same(folder / name, tmp_path / "whole" / name, 150)
+            same(folder / name, tmp_path / "whole" / name, 60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")
@@ -251,6 +251,7 @@ def test_a_run_that_is_refused_in_its_process(tmp_path: Path) -> None:
         train_several(runs, tmp_path / "runs", workers=2)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "runs"
     tiny = ["train", "--preset", "tiny", "--set", "train.threads=1"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_programs import ran
 from places import TESTS
 from toy_task import toy, toy_run
 from training_runs import curve, small_run, with_train
@@ -24,13 +23,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are fo
 def run_killed(folder: Path, *how: str) -> list[dict[str, Any]]:
     script = TESTS / "killed_runs.py"
     path = os.pathsep.join([str(Path(checkpoints.__file__).parents[2]), str(script.parent)])
-    result = subprocess.run(
-        [sys.executable, str(script), str(folder), *how],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    result = ran([script, folder, *how], env={**os.environ, "PYTHONPATH": path})
     assert result.returncode == 0, result.stderr
     log: list[dict[str, Any]] = json.loads(result.stdout)
     assert log[-1]["status"] == 0, result.stderr

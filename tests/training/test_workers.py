@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import training_runs
 import worker_jobs
+from forked_programs import program
 
 from statewise.errors import ConfigError, DataError
 from statewise.reproduce.progress import JsonWatcher, TerminalWatcher, Watcher, make_watcher
@@ -126,10 +126,11 @@ def test_one_that_fails_stops_the_others_and_loses_nothing(
     assert [path.stem for path in (tmp_path / "run" / "parts").iterdir()] == ["first"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_signal_stops_all(tmp_path: Path) -> None:
     jobs = {
         "waiting": Job(worker_jobs.wait, (str(tmp_path),)),
-        "second": Job(worker_jobs.when_it_waits, (str(tmp_path), "signal")),
+        "second": Job(worker_jobs.when_it_waits, (str(tmp_path), str(os.getpid()))),
     }
     with pytest.raises(Stopped) as stopped:
         opened(tmp_path / "run").parts(jobs, n_workers=2)
@@ -137,6 +138,7 @@ def test_a_signal_stops_all(tmp_path: Path) -> None:
     assert gone(tmp_path)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_SECONDS_TO_STOP", 0.3)
     jobs = {
@@ -172,14 +174,16 @@ def test_nobody_outlives_a_killed_parent(tmp_path: Path) -> None:
         "f = sys.argv[1]; opened(Path(f, 'run')).parts({c: Job(worker_jobs.wait, (f,)) for c in 'ab'}, 2)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment)
-    until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
-    parent.kill()
-    parent.wait()
+    parent = program(["-c", code, str(tmp_path)], env=environment)  # whose own processes are new ones
+    try:
+        until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
     until(lambda: gone(tmp_path))
 
 
-def until(holds: Any, seconds: float = 30.0) -> None:
+def until(holds: Any, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
