@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_cases_runs import copied, everything, require_equal, trained
 from distributed_harness import Place, case
 from distributed_models import a_run, parallel, together
+from distributed_runs import copied, everything, require_equal, trained
 from torch.distributed.tensor import DTensor
 
 from statewise.training.config import RunConfig

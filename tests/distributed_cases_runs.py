@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from distributed_harness import Place, case
 from distributed_killed import killed_config
 from distributed_models import ATTENTION, MAMBA2, a_run, parallel, steps, together
+from distributed_runs import Heard, copied, require_equal, require_that_it_goes_on, trained
 from resident_memory import give_back_at_once
 from training_runs import curve, with_train
 
@@ -34,11 +34,10 @@ from statewise.mixers.lssl import LSSLConfig
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.block import BlockConfig
-from statewise.training import RunConfig, TrainResult, course, run_state, train_run
+from statewise.training import RunConfig, run_state, train_run
 from statewise.training.distributed import tensors as parted
 from statewise.training.distributed.several import SeveralRanks
 from statewise.training.metrics import MetricsFile
-from statewise.training.report import Reporter
 from statewise.training.run_folder import RunFolder
 from statewise.training.run_state import RunState
 from statewise.training.update import loss_function, update
@@ -48,62 +47,7 @@ SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
 
 def long_run(place: Place, **how: Any) -> RunConfig:
     """Eight steps on windows, half of which are saved by two ranks; and looks at the validation split between."""
-    return parallel(a_run(place, "hybrid", evaluate_every=3, evaluate_items=100), **how)
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def event(self, record: Any) -> None:
-        self.kinds.append(record["kind"])
-
-
-@contextmanager
-def a_signal_on(rank: int, place: Place, step: int) -> Iterator[None]:
-    """SIGTERM for one rank after its step."""
-    log = course.Course.log
-
-    def log_and_kill(self: course.Course, record: dict[str, Any], done: bool) -> None:
-        log(self, record, done)
-        if place.rank == rank and record["step"] == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with mock.patch.object(course.Course, "log", log_and_kill):
-        yield
-
-
-def trained(place: Place, run: RunConfig, name: str, stop: int | None = None, **options: Any) -> TrainResult:
-    with a_signal_on(place.size - 1, place, -1 if stop is None else stop):
-        result = train_run(run, place.folder / name, **options)
-    dist.barrier()
-    return result
-
-
-def copied(place: Place, name: str, to: str) -> None:
-    if place.rank == 0:
-        shutil.copytree(place.folder / name, place.folder / to)
-    dist.barrier()
-
-
-def everything(run: Path) -> dict[str, torch.Tensor]:
-    latest = checkpoints.resolve(run, "latest")
-    return {**checkpoints.load(latest).state_dict(), **checkpoints.read_trainer(latest)[0]}
-
-
-def require_equal(one: Path, other: Path) -> None:
-    assert curve(one) == curve(other)
-    first, second = everything(one), everything(other)
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-def require_that_it_goes_on(place: Place, run: RunConfig, name: str, stop: int) -> None:
-    """Stopped after a step and resumed, it is to the bit what it is when it is not stopped."""
-    trained(place, run, f"{name}-straight")
-    trained(place, run, f"{name}-stopped", stop=stop)
-    trained(place, run, f"{name}-stopped", resume=True)
-    require_equal(place.folder / f"{name}-straight", place.folder / f"{name}-stopped")
+    return parallel(a_run(place, "hybrid", evaluate_every=3), **how)
 
 
 @case(2)
@@ -187,7 +131,7 @@ def no_rank_has_all_of_a_divided_model(place: Place) -> None:
         return
     run = parallel(a_run(place, steps=1), data="fsdp")
     steps(place, run, SeveralRanks())  # what is loaded on first use does not count
-    run = replace(run, model=replace(run.model, d_model=256, layers=(MAMBA2,) * 16))
+    run = replace(run, model=replace(run.model, d_model=512, layers=(MAMBA2,) * 6))
     n_bytes = sum(4 * parameter.numel() for parameter in build_empty(run.model).parameters())
     ranks, states = SeveralRanks(), list[RunState]()
     give_back_at_once()

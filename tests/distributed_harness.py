@@ -17,15 +17,17 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from forked_programs import ran
 
 WORLDS = (2, 4)
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the ranks are forked, and there may be more of them than GPUs
@@ -97,9 +99,7 @@ def run_program(folder: Path) -> None:
         environment["PYTHONPATH"] = os.pathsep.join(
             [root, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         )
-        result = subprocess.run(
-            [sys.executable, __file__, str(folder)], capture_output=True, text=True, env=environment, check=False
-        )
+        result = ran([__file__, folder], env=environment)
         (folder / "done").write_text(result.stdout + result.stderr)
 
 
@@ -107,7 +107,11 @@ def main(folder: Path) -> None:
     import torch
     import torch._dynamo  # so that no rank imports it
 
+    from statewise.training.distributed import several
+
     torch.set_num_threads(1)
+    # The groups of a mesh have threads that wake a hundred times a second, for as long as there is a process
+    several.lay_out = cache(several.lay_out)
     cases = load_cases()
     for world in WORLDS:
         left = [name for name, (_, worlds) in cases.items() if world in worlds]
@@ -170,8 +174,7 @@ def run_killed(folder: Path, n_ranks: int, kills: list[tuple[int, str, int]]) ->
     program = Path(__file__).parent / "distributed_killed.py"
     environment = {**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "STATEWISE_CACHE": str(folder / "cache")}
     environment["PYTHONPATH"] = os.pathsep.join([str(program.parents[1]), str(program.parent)])
-    words = [sys.executable, str(program), str(folder), str(n_ranks), json.dumps(kills)]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    result = ran([program, folder, str(n_ranks), json.dumps(kills)], env=environment)
     assert result.returncode == 0, result.stderr[-4000:]
     return json.loads(result.stdout.splitlines()[-1])
 

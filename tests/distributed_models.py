@@ -55,7 +55,8 @@ def a_run(place: Place, model: str = "mamba2", **train: Any) -> RunConfig:
         run = small_run(place.folder)  # writes the text
     dist.barrier()
     layers = tuple(layer for layer in MIXERS[model])
-    settings: dict[str, Any] = {"batch_size": 4, "steps": 8, "length": 16, "lr": 1e-2, "evaluate_minutes": None}
+    settings: dict[str, Any] = {"batch_size": 4, "steps": 8, "length": 16, "lr": 1e-2}
+    settings |= {"evaluate_minutes": None, "evaluate_items": 64}
     run = small_run(place.folder, model=small_model(d_model=16, layers=layers), **{**settings, **train})
     return run
 
