@@ -1,4 +1,8 @@
-"""The wheel: built apart from the checkout, installed into an empty environment, and run there, with and without C."""
+"""The wheel: built apart from the checkout, installed into an empty environment, and run there, with and without C.
+
+In the ordinary suite the checkout has the C of a few kernels: the one that built the library of the other tests has
+compiled the rest, by the same function. `pytest --slow tests/package/test_wheel.py` builds the whole wheel.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from places import ROOT
 from statewise import native
 from statewise.native import build
 
+KERNELS = ("elementary.c", "ssd_f32.c", "threads.c")  # what RUN needs, in every instruction set
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "statewise")
 
 RUN = """
@@ -43,6 +48,17 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = ROOT / name
         ignored = shutil.ignore_patterns("__pycache__", "_kernels.*")
         shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with little to compile."""
+    folder = tmp_path_factory.mktemp("small") / "checkout"
+    shutil.copytree(checkout, folder)
+    for path in folder.rglob("*.c"):
+        if path.name not in KERNELS:
+            path.unlink()
     return folder
 
 
@@ -85,8 +101,9 @@ def has_compiler() -> bool:
 
 
 @pytest.mark.skipif(not has_compiler(), reason="there is no C compiler")
-def test_the_wheel_has_the_kernels_and_runs(checkout: Path, tmp_path: Path) -> None:
-    wheel = build_wheel(checkout, tmp_path)
+@pytest.mark.parametrize("which", ["small_checkout", pytest.param("checkout", marks=pytest.mark.slow)])
+def test_the_wheel_has_the_kernels_and_runs(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    wheel = build_wheel(request.getfixturevalue(which), tmp_path)
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
     assert wheel.stat().st_size < 20e6
@@ -95,8 +112,8 @@ def test_the_wheel_has_the_kernels_and_runs(checkout: Path, tmp_path: Path) -> N
     assert record["sets"] == list(native.instruction_sets())
 
 
-def test_the_wheel_without_c_runs_and_says_why(checkout: Path, tmp_path: Path) -> None:
-    wheel = build_wheel(checkout, tmp_path, STATEWISE_NO_C="1")
+def test_the_wheel_without_c_runs_and_says_why(small_checkout: Path, tmp_path: Path) -> None:
+    wheel = build_wheel(small_checkout, tmp_path, STATEWISE_NO_C="1")
     assert wheel.name.endswith("-py3-none-any.whl")
     record = run_in_empty_environment(wheel, tmp_path / "environment")
     assert record["why_not"] == "STATEWISE_NO_C was set when statewise was installed"
