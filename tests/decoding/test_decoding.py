@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +217,24 @@ def test_generate_with_weights_by_name_or_a_decoder(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("budget", "items", "enough"),
+    ("budget", "source", "items", "enough"),
     [
-        pytest.param({"steps": 20, "minutes": None}, 5_000, 3.2, id="20 steps"),
-        pytest.param({"minutes": 2.5}, None, 2.3, id="150 s", marks=pytest.mark.slow),
+        pytest.param({"steps": 20, "minutes": None}, Path(asyncio.__file__).parent, 5_000, 3.2, id="20 steps"),
+        pytest.param({"minutes": 2.5}, None, None, 2.3, id="150 s", marks=pytest.mark.slow),
     ],
 )
 def test_bits_per_byte_of_the_demo(
-    budget: dict[str, Any], items: int | None, enough: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    budget: dict[str, Any],
+    source: Path | None,
+    items: int | None,
+    enough: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The preset `demo` trained on its own data, read on its test split in every precision."""
+    """The preset `demo` trained on its own data, or on a part of them, read on its test split in every precision."""
     run = TRAINING_PRESETS["demo"]()
+    if source is not None:
+        run = replace(run, data=replace(run.data, source=str(source)))
     settings = {**budget, "evaluate_items": 1000, "threads": torch.get_num_threads()}
     train_run(with_train(run, **settings), tmp_path / "demo")
     opened = open_model(tmp_path / "demo", device="cpu")
