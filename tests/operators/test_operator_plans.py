@@ -43,7 +43,7 @@ def test_compiled_without_graph_breaks(family: str) -> None:
 
 def require_no_graph_breaks(family: str, form: str) -> None:
     """Few steps where each is traced by itself, several chunks elsewhere."""
-    length = 3 if form == "recurrent" else 9 if "LowRank" in family or "Selective" in family else 21
+    length = 2 if form == "recurrent" else 9 if "LowRank" in family or "Selective" in family else 21
     op, u = FAMILIES[family](2, length, D, 8)
     op, u = with_gradients(op), u.clone().requires_grad_()
     state = op.initial_state(2, trailing=tuple(u.shape[2 + len(op.channels) :]))
