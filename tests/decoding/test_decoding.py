@@ -219,7 +219,7 @@ def test_generate_with_weights_by_name_or_a_decoder(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("budget", "source", "items", "enough"),
     [
-        pytest.param({"steps": 20, "minutes": None}, Path(asyncio.__file__).parent, 5_000, 3.2, id="20 steps"),
+        pytest.param({"steps": 20, "minutes": None}, Path(asyncio.__file__).parent, 5_000, 2.0, id="20 steps"),
         pytest.param({"minutes": 2.5}, None, None, 2.3, id="150 s", marks=pytest.mark.slow),
     ],
 )
@@ -247,7 +247,7 @@ def test_bits_per_byte_of_the_demo(
         return float(record["bits_per_byte"])
 
     plain = bits("float32")
-    assert plain < enough  # it has learned, so that the bars say something
+    assert plain < enough  # it has learned (before, it has 2.7 of `asyncio`), so that the bars say something
     more = {precision: bits(precision) - plain for precision in PRECISIONS[1:]}
     with capsys.disabled():
         print(f"\nbits per byte {plain:.4f}; more in", ", ".join(f"{name}: {x:+.5f}" for name, x in more.items()))
