@@ -242,6 +242,17 @@ class Mixer(Freezable, Layer):
         """
         return state
 
+    def with_memory(self, state: Any, memory: Tensor, **masks: Tensor | None) -> Any:
+        """The same state, in which each part that reads a memory has read this one; by default the state itself.
+
+        masks: ``lengths`` and ``starts`` of the memory
+
+        Errors:  InputError if the memory does not fit, and for a mixer with such parts that hands it to none.
+        """
+        if self.reads_memory:
+            raise InputError(f"{type(self).__name__} has a part that reads a memory; it needs with_memory of its own")
+        return state
+
     @abc.abstractmethod
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Draw the parameters again from torch's global generator.

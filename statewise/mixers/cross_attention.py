@@ -72,26 +72,31 @@ class CrossAttentionState(NamedTuple):
     """The keys and values of a memory.
 
     keys, values: (batch, n_keys, n_kv_heads, d_head); at rest there are none
-    document:     (batch, n_keys) int64, the number of the document that each belongs to; -1 in the padding
-    at:           (batch,) int64, the number of the document that the next query belongs to
+    document:     (batch, n_keys) int64, the number of the document that each belongs to, from 0; -1 in the padding
+    n_documents:  (batch,) int64, how many the memory has; at rest 0
+    n_begun:      (batch,) int64, how many have begun among the queries
     """
 
     keys: Tensor
     values: Tensor
     document: Tensor
-    at: Tensor
+    n_documents: Tensor
+    n_begun: Tensor
 
 
 class LinearCrossAttentionState(NamedTuple):
     """The sums over a memory.
 
-    sums: (batch, n_documents, n_heads, d_head + 1, n_features), of each document that of the products of values and
-          features of keys, and last of the features; without ``normalize`` d_head rows; at rest there are none
-    at:   (batch,) int64, the number of the document that the next query belongs to
+    sums:        (batch, documents of the row with most, n_heads, d_head + 1, n_features), of each document that of the
+                 products of values and features of keys, and last of the features; without ``normalize`` d_head rows;
+                 at rest there are none
+    n_documents: (batch,) int64, how many the memory has; at rest 0
+    n_begun:     (batch,) int64, how many have begun among the queries
     """
 
     sums: Tensor
-    at: Tensor
+    n_documents: Tensor
+    n_begun: Tensor
 
 
 class MemoryReader(Mixer):
@@ -101,8 +106,8 @@ class MemoryReader(Mixer):
     memory is empty, and y is what a sum over nothing gives: 0, and the bias. A step looks at the whole memory and at no
     other step, so that a layer cuts, pads and decodes as every other one.
 
-    Packed rows: where a document begins in x, the next document of the memory, which begins where ``read`` was given
-    ``starts``, takes the place of the one before.
+    Packed rows: the i-th document of x sees the i-th of the memory, in each row. The first begins at the first step,
+    whether ``starts`` say so or not, and each other one where they say so, those of ``read`` for the memory.
     """
 
     reads_memory = True
@@ -110,8 +115,11 @@ class MemoryReader(Mixer):
     memory_proj: Linear
 
     @abc.abstractmethod
-    def _remember(self, projected: Tensor, document: Tensor) -> Any:
-        """The state of keys and values side by side (batch, n_keys, ...), whose documents are numbered."""
+    def _remember(self, projected: Tensor, document: Tensor, counts: tuple[Tensor, Tensor]) -> Any:
+        """The state of keys and values side by side (batch, n_keys, ...), whose documents are numbered.
+
+        counts: ``n_documents`` and ``n_begun``, with which each state ends
+        """
 
     def read(self, memory: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None) -> Any:
         """The state in which this memory was read.
@@ -126,11 +134,16 @@ class MemoryReader(Mixer):
         check_weight(memory, self.memory_proj.weight, name)
         masks = build_masks(memory, lengths, starts)
         document = torch.zeros(memory.shape[:2], dtype=torch.int64, device=memory.device)
-        if masks.segments is not None:
-            document = masks.segments
+        if masks.starts is not None and masks.segments is not None:
+            document = masks.segments - masks.starts[:, :1].long()
         if masks.valid is not None:
             document = document.masked_fill(~masks.valid, -1)
-        return self._remember(wide(self.memory_proj(mask_time(memory, masks.valid))), document)
+        n_documents = F.pad(document, (1, 0), value=-1).amax(1) + 1  # of no keys: 0
+        counts = (n_documents, torch.zeros_like(n_documents))
+        return self._remember(wide(self.memory_proj(mask_time(memory, masks.valid))), document, counts)
+
+    def with_memory(self, state: Any, memory: Tensor, **masks: Tensor | None) -> Any:
+        return self.read(memory, **masks)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """As attention: normal of standard deviation ``weight_std``, biases zero, the output's scaled."""
@@ -138,13 +151,37 @@ class MemoryReader(Mixer):
         with torch.no_grad():
             self.out_proj.weight.mul_(residual_scale)  # type: ignore[union-attr, operator]
 
-    def _refuse_unpacked(self, is_packed: Tensor) -> None:
-        """Errors:  InputError for x with ``starts`` and a memory of one document: those behind it would see nothing."""
-        if torch.compiler.is_compiling() or is_packed.is_meta or is_packed.numel() == 0 or bool(is_packed.any()):
+    def _documents(self, x: Tensor, state: Any, masks: Masks) -> tuple[Tensor, Any]:
+        """The number of the document of each query, (batch, length), or (batch, 1) where none begins behind the first
+        step, and the state behind the call.
+
+        Errors:  InputError for a row of x with more documents than its memory, unless that is empty.
+        """
+        begun = state.n_begun
+        if x.shape[1] == 0:
+            return (begun - 1).clamp(min=0)[:, None], state
+        first = begun == 0  # a row's first step begins a document
+        if masks.valid is not None:
+            first = first & masks.valid[:, 0]
+        if masks.starts is None or masks.segments is None:
+            begun = begun + first
+            return (begun - 1).clamp(min=0)[:, None], state._replace(n_begun=begun)
+        begun = (begun + (first & ~masks.starts[:, 0]))[:, None] + masks.segments
+        state = state._replace(n_begun=begun[:, -1])
+        self._refuse_more(state)
+        return (begun - 1).clamp(min=0), state
+
+    def _refuse_more(self, state: Any) -> None:
+        if torch.compiler.is_compiling() or state.n_begun.is_meta:
             return
+        more = (state.n_begun > state.n_documents) & (state.n_documents > 0)
+        if not bool(more.any()):
+            return
+        row = int(more.int().argmax())
         raise InputError(
-            f"{type(self).__name__} has starts in x, but one document in its memory, which ends where the next begins; "
-            "read the memory with starts of its own"
+            f"{type(self).__name__} has {int(state.n_begun[row])} documents in row {row} of x, and "
+            f"{int(state.n_documents[row])} in its memory: the last would see nothing; read the memory with starts of "
+            "its own, one for each document of x"
         )
 
 
@@ -154,8 +191,8 @@ class CrossAttention(MemoryReader):
     Shapes:  x: (batch, length, d_model) -> y the same. State: :class:`CrossAttentionState`, from :meth:`read`
     Cost:    O(length * n_keys); a mask of a number a key, or with packed documents one of MASK_ELEMENTS at a time. With
              dropout all weights are kept for the gradients.
-    Errors:  ConfigError if n_heads does not divide d_model; InputError for shapes or states that do not fit, and for
-             ``starts`` with a memory of one document.
+    Errors:  ConfigError if n_heads does not divide d_model; InputError for shapes or states that do not fit, and for a
+             row of x with more documents than its memory.
     Source:  Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.3 (encoder-decoder attention).
 
     >>> layer = CrossAttentionConfig(n_heads=2).build(d_model=16)
@@ -185,7 +222,7 @@ class CrossAttention(MemoryReader):
 
     def state_shape(self) -> CrossAttentionState:
         buffer = leaf(None, self.n_kv_heads, self.d_head)
-        return CrossAttentionState(buffer, buffer, leaf(None, dtype=torch.int64), COUNT)
+        return CrossAttentionState(buffer, buffer, leaf(None, dtype=torch.int64), COUNT, COUNT)
 
     def check_state(self, state: Any, x: Tensor) -> None:
         super().check_state(state, x)
@@ -196,9 +233,9 @@ class CrossAttention(MemoryReader):
                 f"its state; got {', '.join(f'{part.dtype} {tuple(part.shape)}' for part in state[:3])}"
             )
 
-    def _remember(self, projected: Tensor, document: Tensor) -> CrossAttentionState:
+    def _remember(self, projected: Tensor, document: Tensor, counts: tuple[Tensor, Tensor]) -> CrossAttentionState:
         keys, values = projected.unflatten(-1, (2, self.n_kv_heads, self.d_head)).unbind(2)
-        return CrossAttentionState(keys, values, document, document.new_zeros(len(document)))
+        return CrossAttentionState(keys, values, document, *counts)
 
     def mix(
         self, x: Tensor, state: CrossAttentionState | None, masks: Masks
@@ -208,12 +245,9 @@ class CrossAttention(MemoryReader):
         if state is None:
             return self.out_proj(torch.zeros_like(q)), None
         q = q.unflatten(-1, (self.n_heads, self.d_head)).to(state.keys.dtype)
-        if masks.starts is None or masks.segments is None:
-            seen = Seen(valid=state.document == state.at[:, None])
-        else:
-            self._refuse_unpacked(state.document > 0)
-            seen = Seen(documents=(state.at[:, None] + masks.segments, state.document))
-            state = state._replace(at=state.at + masks.starts.sum(1))
+        number, state = self._documents(x, state, masks)
+        is_one = number.shape[1] == 1
+        seen = Seen(valid=state.document == number) if is_one else Seen(documents=(number, state.document))
         y = q * 0.0  # of no rows, steps or keys
         if y.numel() and state.keys.shape[1]:
             dropout = self.dropout if self.training and self.dropout.p > 0.0 else None
@@ -230,8 +264,8 @@ class LinearCrossAttention(MemoryReader):
               :meth:`read`, of one size whatever the length of the memory
     Cost:     O(n_keys) to read the memory, and O(length) for all queries; times n_documents where documents are packed
     Numerics: as :class:`~statewise.mixers.linear_attention.LinearAttention`
-    Errors:   ConfigError if n_heads does not divide d_model; InputError for shapes or states that do not fit, and for
-              ``starts`` with a memory of one document.
+    Errors:   ConfigError if n_heads does not divide d_model; InputError for shapes or states that do not fit, and for a
+              row of x with more documents than its memory.
     Source:   Katharopoulos et al. 2020, arXiv:2006.16236, sec. 3.2 (eq. 5 and 6), keys and queries of two sequences.
 
     >>> layer = LinearCrossAttentionConfig(n_heads=2).build(d_model=16)
@@ -256,9 +290,11 @@ class LinearCrossAttention(MemoryReader):
 
     def state_shape(self) -> LinearCrossAttentionState:
         sums = leaf(None, self.n_heads, self.d_head + self.config.normalize, self.n_features)
-        return LinearCrossAttentionState(sums, COUNT)
+        return LinearCrossAttentionState(sums, COUNT, COUNT)
 
-    def _remember(self, projected: Tensor, document: Tensor) -> LinearCrossAttentionState:
+    def _remember(
+        self, projected: Tensor, document: Tensor, counts: tuple[Tensor, Tensor]
+    ) -> LinearCrossAttentionState:
         k, v = projected.split(self.memory_proj.parts, -1)
         k = share_heads(self.feature_map.apply(k.unflatten(-1, (self.heads.keys, self.d_feature))), self.n_heads)
         v = share_heads(v.unflatten(-1, (self.heads.values, self.d_head)), self.n_heads)
@@ -269,7 +305,7 @@ class LinearCrossAttention(MemoryReader):
         with without_autocast(v.device):
             for number in range(n_documents):
                 sums.append(torch.einsum("bshp,bshn->bhpn", mask_time(v, document == number), k))
-        return LinearCrossAttentionState(torch.stack(sums, 1), document.new_zeros(len(document)))
+        return LinearCrossAttentionState(torch.stack(sums, 1), *counts)
 
     def mix(
         self, x: Tensor, state: LinearCrossAttentionState | None, masks: Masks
@@ -279,12 +315,7 @@ class LinearCrossAttention(MemoryReader):
         q = share_heads(q, self.n_heads)
         y = q.new_zeros(*q.shape[:3], self.d_head + self.config.normalize)
         if state is not None:
-            number = state.at[:, None]
-            if masks.starts is not None and masks.segments is not None:
-                if state.sums.shape[1] == 1:
-                    self._refuse_unpacked(torch.zeros(x.shape[0], dtype=torch.bool))
-                number = number + masks.segments
-                state = state._replace(at=state.at + masks.starts.sum(1))
+            number, state = self._documents(x, state, masks)
             with without_autocast(x.device):
                 for i, sums in enumerate(state.sums.unbind(1)):
                     own = (number == i)[..., None, None].to(q.dtype)

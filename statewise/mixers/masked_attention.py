@@ -109,7 +109,7 @@ class StructuredMaskedAttention(LinearAttention):
         those of ``memory``, or of x without one. ``decay`` plays no part in it.
 
         Shapes:  x: (batch, T, d_model)   memory: (batch, S, d_model)   ->   (batch, T, d_model)
-                 mask: a dense (T, S), (n_heads, T, S) or (batch, n_heads, T, S), of any numbers or bool; or a
+                 mask: a dense (T, S), (n_heads, T, S) or (batch, n_heads, T, S), of real numbers or bool; or a
                  structured matrix of such a shape with T = S, as ``OneSemiseparable(a)`` with a (..., T)
                  memory_lengths: (batch,), the length of each row of the memory: what is behind it has no weight
         Cost:    O(T S) for a dense mask. For a structured one O(T), with n_heads n_features (d_head + 1) numbers for
@@ -124,6 +124,10 @@ class StructuredMaskedAttention(LinearAttention):
             check_weight(given, self.in_proj.weight, name)
         if not isinstance(mask, (Tensor, StructuredMatrix)):
             raise InputError(f"{name} needs mask as a tensor or a structured matrix, got {type(mask).__name__}")
+        if mask.dtype.is_complex:
+            raise InputError(
+                f"{name} needs a mask of real numbers or bool, got {mask.dtype}; give mask.real, or two masks"
+            )
         batch, length, n_keys = x.shape[0], x.shape[1], memory.shape[1]
         shape = (batch, self.n_heads, length, n_keys)
         fits = memory.shape[0] == batch and 2 <= len(mask.shape) <= 4 and tuple(mask.shape[-2:]) == shape[-2:]

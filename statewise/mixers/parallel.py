@@ -81,6 +81,10 @@ class ParallelMixers(Mixer):
     def with_room(self, state: ParallelState, length: int) -> ParallelState:
         return ParallelState(self.first.with_room(state.first, length), self.second.with_room(state.second, length))
 
+    def with_memory(self, state: ParallelState, memory: Tensor, **masks: Tensor | None) -> ParallelState:
+        first, second = self.first.with_memory(state.first, memory, **masks), state.second
+        return ParallelState(first, self.second.with_memory(second, memory, **masks))
+
     def parts(self) -> tuple[Mixer, ...]:
         return (*self.first.parts(), *self.second.parts())
 

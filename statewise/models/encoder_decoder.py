@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from statewise.errors import InputError
-from statewise.mixers.cross_attention import MemoryReader
 from statewise.models.encoder import SequenceModel
 from statewise.models.language_model import LanguageModel
 
@@ -15,7 +14,8 @@ from statewise.models.language_model import LanguageModel
 def with_memory(
     model: LanguageModel | SequenceModel, memory: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None
 ) -> Any:
-    """The state of a decoder before its first step, in which each cross-attention has read ``memory``.
+    """The state of a decoder before its first step, in which each cross-attention has read ``memory``, also one inside
+    another layer, as in ``ParallelMixersConfig``.
 
     memory:  (batch, n_keys, d_memory), such as the ``features`` of an encoder; gradients pass to it
     lengths: (batch,), the length of each row of the memory
@@ -33,9 +33,8 @@ def with_memory(
     if not isinstance(model, (LanguageModel, SequenceModel)):
         raise InputError(f"with_memory needs a model with layers, got {type(model).__name__}")
     mixers = [block.mixer for block in model.blocks]
-    if not any(isinstance(mixer, MemoryReader) for mixer in mixers):
+    if not any(mixer.reads_memory for mixer in mixers):
         raise InputError("no layer of this model reads a memory; give it a CrossAttentionConfig, or the linear one")
-    read = [m.read(memory, lengths=lengths, starts=starts) if isinstance(m, MemoryReader) else None for m in mixers]
     state = model.initial_state(memory.shape[0], device=memory.device)
-    layers = tuple(rest if of_memory is None else of_memory for rest, of_memory in zip(state.layers, read))
-    return state._replace(layers=layers)
+    layers = zip(mixers, state.layers)
+    return state._replace(layers=tuple(m.with_memory(of, memory, lengths=lengths, starts=starts) for m, of in layers))

@@ -108,6 +108,7 @@ class SharedTransformer(Mixer):
         self.mixer = config.mixer.build(d_model)
         self.is_causal = self.attention.is_causal and self.mixer.is_causal
         self.bounded_state = self.attention.bounded_state and self.mixer.bounded_state
+        self.reads_memory = self.mixer.reads_memory
         self.reset_parameters()
 
     def _shared(self) -> tuple[nn.Module, ...]:
@@ -152,6 +153,11 @@ class SharedTransformer(Mixer):
     def with_room(self, state: SharedTransformerState, length: int) -> SharedTransformerState:
         attention = self.attention.with_room(state.attention, length)
         return SharedTransformerState(attention, self.mixer.with_room(state.mixer, length))
+
+    def with_memory(
+        self, state: SharedTransformerState, memory: Tensor, **masks: Tensor | None
+    ) -> SharedTransformerState:
+        return state._replace(mixer=self.mixer.with_memory(state.mixer, memory, **masks))
 
     def freeze(self) -> Mixer:
         return frozen_inside(self, "mixer")

@@ -83,6 +83,24 @@ def test_other_names_of_nemotrons_fields(hybrids: Path, tmp_path: Path) -> None:
         sw.load(both)
 
 
+@pytest.mark.parametrize("start", ["granite", "zamba", "nemotron"])
+def test_the_kinds_of_layers_have_two_names(start: str, hybrids: Path, tmp_path: Path) -> None:
+    """Either is read, a null says nothing, an older field says less, and two that differ are refused."""
+    path = saved(EVERY[next(name for name in EVERY if name.startswith(start))], hybrids)
+    given = json.loads((path / "config.json").read_text())
+    names = ("layer_types", "layers_block_type")
+    name, other = names if names[0] in given else names[::-1]
+    older = {"hybrid_override_pattern": "M" * len(given[name])} if start == "nemotron" else {}
+    swapped = edited(path, tmp_path / "swapped", without=(name,), **{other: given[name]}, **older)
+    assert agrees(swapped)
+    assert loaded(swapped).config == loaded(path).config
+    null = edited(path, tmp_path / "null", **{name: None, other: given[name]})
+    assert loaded(null).config == loaded(path).config
+    wrong = edited(path, tmp_path / "wrong", **{other: given[name][::-1] + given[name][:1]})
+    with pytest.raises(CheckpointError, match="expected what layer_types, its other name, says"):
+        sw.load(wrong)
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_falcon_turns_all_features(inside: bool, hybrids: Path, tmp_path: Path) -> None:
     """Whatever the field says, which its model code does not read."""

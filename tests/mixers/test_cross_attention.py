@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import laws
@@ -14,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 import statewise as sw
 from statewise.errors import ConfigError, InputError
+from statewise.export.step import refusal
+from statewise.mixers.base import Mixer
 from statewise.mixers.cross_attention import CrossAttention, LinearCrossAttention, MemoryReader
 
 D = torch.float64
@@ -124,7 +127,7 @@ def test_with_a_memory_a_sequence_is_cut_anywhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_packed_documents_have_packed_memories(name: str) -> None:
-    """The i-th document of a row sees the i-th of its memory, in one call and in pieces; one more sees nothing."""
+    """The i-th document of a row sees the i-th of its memory, in one call and in pieces; one more is refused."""
     mixer = build(name)
     x, memory = signals(mixer, batch=2, length=9, n_keys=11)
     begins, ends = [[0, 4, 5], [0, 6]], [9, 9]
@@ -145,11 +148,99 @@ def test_packed_documents_have_packed_memories(name: str) -> None:
             itertools.pairwise([*begins[b], ends[b]]), itertools.pairwise([*read[b], last[b]])
         ):
             same(y[b, t0:t1], by_hand(mixer, x[b, t0:t1], memory[b, s0:s1]), 1e-10, "a document")
-    one_more = torch.zeros(2, 1, dtype=torch.bool)
-    one_more[:] = True
-    same(mixer(x[:, :1], after, starts=one_more)[0], mixer(x[:, :1])[0], 1e-12, "a document without a memory")
-    with pytest.raises(InputError, match=r"one document in its memory.*starts of its own"):
-        mixer(x, mixer.read(memory), starts=starts)
+    one_more = torch.ones(2, 1, dtype=torch.bool)
+    for call, words in (
+        (lambda: mixer(x[:, :1], after, starts=one_more), "has 4 documents in row 0 of x, and 3 in its memory"),
+        (
+            lambda: mixer(x, mixer.read(memory), starts=starts),
+            "3 documents in row 0 of x, and 1 in its memory.*starts of",
+        ),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_first_step_begins_a_document_whether_starts_say_so_or_not(name: str) -> None:
+    """Of x and of the memory, in one call and in pieces of which the first ones have no starts, or no steps."""
+    mixer = build(name)
+    x, memory = signals(mixer, batch=2, length=6, n_keys=8)
+    halves = [mixer(x[:, i : i + 3], mixer.read(memory[:, s : s + 4]))[0] for i, s in ((0, 0), (3, 4))]
+    for in_x, in_memory in itertools.product((False, True), repeat=2):
+        starts, memory_starts = torch.zeros(2, 6, dtype=torch.bool), torch.zeros(2, 8, dtype=torch.bool)
+        starts[:, 3], memory_starts[:, 4] = True, True
+        starts[0, 0], memory_starts[0, 0] = in_x, in_memory  # the other row has none
+        state = mixer.read(memory, starts=memory_starts)
+        same(mixer(x, state, starts=starts)[0], torch.cat(halves, 1), 1e-12, f"{in_x}, {in_memory}")
+        for sizes in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 4]):
+            cut, ys = state, []
+            for piece, begun in zip(x.split(sizes, 1), starts.split(sizes, 1)):
+                y, cut = mixer(piece, cut, starts=begun)
+                ys.append(y)
+            same(torch.cat(ys, 1), torch.cat(halves, 1), 1e-12, f"{in_x}, {in_memory}, in pieces of {sizes}")
+        late = mixer(x, state, lengths=torch.tensor([6, 0]), starts=starts)[1]  # a row that has yet to begin
+        y = mixer(x[1:], rows(late, [1]), starts=starts[1:])[0]
+        same(y, torch.cat(halves, 1)[1:], 1e-12, "a row that begins at its second call")
+        alone = mixer(x[:, :3], state)[0]
+        same(alone, halves[0], 1e-12, "one document of x, and two of the memory")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_with_more_documents_than_its_memory_is_refused(name: str) -> None:
+    """Whatever the other rows have. A row whose memory is empty sees nothing, as at rest."""
+    mixer = build(name)
+    x, memory = signals(mixer, batch=2, length=6, n_keys=8)
+    starts, memory_starts = torch.zeros(2, 6, dtype=torch.bool), torch.zeros(2, 8, dtype=torch.bool)
+    starts[:, [0, 3]], memory_starts[0, [0, 4]], memory_starts[1, 0] = True, True, True
+    state = mixer.read(memory, starts=memory_starts)
+    words = "has 2 documents in row 1 of x, and 1 in its memory"
+    with pytest.raises(InputError, match=words) as error:
+        mixer(x, state, starts=starts)
+    assert "\n" not in str(error.value)
+    _, after = mixer(x[:, :3], state, starts=starts[:, :3])
+    with pytest.raises(InputError, match=words):
+        mixer(x[:, 3:], after, starts=starts[:, 3:])
+    mixer(x, state, starts=starts, lengths=torch.tensor([6, 3]))  # the start in the padding is none
+    empty = mixer.read(memory, starts=memory_starts, lengths=torch.tensor([8, 0]))
+    same(mixer(x, empty, starts=starts)[0][1], mixer(x)[0][1], 1e-12, "an empty memory")
+    starts[:, 5] = True
+    with pytest.raises(InputError, match="has 3 documents in row 0 of x, and 2 in its memory"):
+        mixer(x, empty, starts=starts)
+
+
+@pytest.mark.parametrize("name", ["softmax", "elu"])
+def test_a_cross_attention_inside_another_layer_reads_the_memory(name: str) -> None:
+    """Beside one that is a layer itself, two deep, and in the layer of Zamba2; equal to the layers called by hand."""
+    torch.manual_seed(0)
+    cross, attention = CONFIGS[name], sw.AttentionConfig(n_heads=2)
+    twice = sw.ParallelMixersConfig(first=sw.ParallelMixersConfig(first=cross, second=attention), second=cross)
+    shared = sw.SharedTransformerConfig(
+        mixer=cross, attention=sw.AttentionConfig(n_heads=2, d_head=8), mlp=sw.MLPConfig(gated=True)
+    )
+    decoder = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(twice, shared, cross)).build().double().eval()
+    memory, tokens, lengths = torch.randn(2, 6, 8, dtype=D), torch.randint(9, (2, 5)), torch.tensor([6, 4])
+    state = sw.with_memory(decoder, memory, lengths=lengths)
+    both, one, own = state.layers
+    for mixer, of in (
+        (decoder.blocks[0].mixer.first.first, both.first.first),
+        (decoder.blocks[0].mixer.second, both.second),
+        (decoder.blocks[1].mixer.mixer, one.mixer),
+        (decoder.blocks[2].mixer, own),
+    ):
+        same(of, mixer.read(memory, lengths=lengths), 0.0, "what a layer read")
+    expected = decoder(tokens, state)[0]
+    for mixer in (decoder.blocks[0].mixer.first.first, decoder.blocks[0].mixer.second, decoder.blocks[1].mixer.mixer):
+        with torch.no_grad():
+            mixer.out_proj.weight.neg_()
+        assert not torch.allclose(decoder(tokens, state)[0], expected, rtol=1e-4)
+        with torch.no_grad():
+            mixer.out_proj.weight.neg_()
+    nested = sw.LanguageModelConfig(vocab_size=9, d_model=8, layers=(twice,)).build()
+    sw.with_memory(nested, memory.float())
+    assert "reads a memory" in str(refusal(nested))
+    nested.blocks[0].mixer.with_memory = partial(Mixer.with_memory, nested.blocks[0].mixer)  # a mixer that forgot it
+    with pytest.raises(InputError, match="ParallelMixers has a part that reads a memory; it needs with_memory of its"):
+        sw.with_memory(nested, memory.float())
 
 
 @pytest.mark.parametrize("name", ["softmax", "elu"])

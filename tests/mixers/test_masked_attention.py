@@ -137,6 +137,8 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: mixer.attend(x, torch.ones(3, 5, 7, dtype=D), memory), r"\(3, 5, 7\)"),
         (lambda: mixer.attend(x, torch.ones(5, dtype=D)), r"\(5,\)"),
         (lambda: mixer.attend(x, "causal"), "got str"),
+        (lambda: mixer.attend(x, torch.ones(5, 5, dtype=torch.complex128)), "mask of real numbers or bool, got.*128"),
+        (lambda: mixer.attend(x, OneSemiseparable(torch.rand(5, dtype=torch.complex128))), "mask of real numbers"),
         (lambda: mixer.attend(x[:1], torch.ones(5, 7, dtype=D), memory), r"\(1, 5, 8\)"),
         (lambda: mixer.attend(x.float(), torch.ones(5, 5)), "float64"),
         (lambda: mixer.attend(x, torch.ones(5, 7, dtype=D), memory, memory_lengths=torch.tensor([8, 1])), r"0\.\.7"),

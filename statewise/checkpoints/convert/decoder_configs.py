@@ -8,10 +8,11 @@ the library's class.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from statewise.checkpoints.convert.fields import PLAIN, count, flag, number, require, section, share, wrong
+from statewise.checkpoints.convert.fields import PLAIN, count, flag, number, one_name, require, section, share, wrong
 from statewise.checkpoints.convert.formats import Config
 from statewise.mixers.attention import AttentionConfig
 from statewise.models.block import BlockConfig
@@ -24,6 +25,16 @@ CLASSES = {
     "opt": "OPTForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
 }
+# Other names of fields, as the library takes them (the ``attribute_map`` of its config's class): alias -> field
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    "gpt_neo": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+}
 OPT_OFFSET, OPT_EPS = 2, 1e-5  # no field says them
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 ACTIVATIONS |= {"relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
@@ -31,6 +42,15 @@ ACTIVATIONS |= {"relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
 
 def where_of(kind: str) -> str:
     return f"transformers' {kind} config"
+
+
+def named(config: Config) -> Config:
+    """The config with one name for each field.
+
+    Errors:  CheckpointError where two names of one field say different things.
+    """
+    kind = config["model_type"]
+    return one_name(config, ALIASES.get(kind, {}), where_of(kind))
 
 
 def n_layers_of(config: Config) -> tuple[str, int]:
@@ -111,15 +131,20 @@ def _gpt_neo(config: Config, where: str) -> LanguageModelConfig:
 
 
 def _attention_layers(config: Config, n_layers: int, where: str) -> list[str]:
-    """ "global" or "local" for each layer: [[["global", "local"], 12]] is these two 12 times."""
-    given = config.get("attention_types")
+    """ "global" or "local" for each layer. ``attention_layers`` has them one by one; where a file lacks it,
+    ``attention_types`` has them in groups: [[["global", "local"], 12]] is these two 12 times. The library writes both,
+    and of two that differ it takes the first."""
+    name = "attention_types" if config.get("attention_layers") is None else "attention_layers"
+    given = config.get(name)
     given = [[["global", "local"], 12]] if given is None else given
     try:
-        kinds = [kind for group, times in given for kind in [*group] * min(int(times), n_layers)]
+        groups = given if name == "attention_types" else [(given, 1)]
+        kinds = [kind for group, times in groups for kind in [*group] * min(int(times), n_layers)]
+        fit = len(kinds) == n_layers and set(kinds) <= {"global", "local"}
     except (TypeError, ValueError):
-        kinds = []
-    if len(kinds) != n_layers or not set(kinds) <= {"global", "local"}:
-        raise wrong("attention_types", given, f'"global" or "local" for each of {n_layers} layers', where)
+        fit = False
+    if not fit:
+        raise wrong(name, given, f'"global" or "local" for each of {n_layers} layers', where)
     return kinds
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from statewise.checkpoints.convert.decoder_configs import CLASSES, from_theirs, n_layers_of
+from statewise.checkpoints.convert.decoder_configs import CLASSES, from_theirs, n_layers_of, named
 from statewise.checkpoints.convert.decoder_entries import NAMES, decoder_entries, prefix_of, tables_of
 from statewise.checkpoints.convert.decoder_written import kind_of, to_theirs
 from statewise.checkpoints.convert.entries import read_entries, require_shape, require_tensor, write_entries
@@ -36,7 +36,7 @@ def read(config: Config, tensors: Tensors) -> tuple[LanguageModelConfig, dict[st
     Errors:  CheckpointError for a value that is not supported, as a quantised model's, and for a tensor that is
              missing, left over, or of a wrong shape.
     """
-    kind = config["model_type"]
+    config, kind = named(config), config["model_type"]
     where, names = f"the {kind} checkpoint", frozenset(tensors)
     field, n_layers = n_layers_of(config)
     own, prefix = NAMES[kind], prefix_of(kind, names)

@@ -40,6 +40,18 @@ def require(config: Mapping[str, Any], supported: Mapping[str, Any], where: str)
             raise CheckpointError(f"{where}: {name}={excerpt(config[name])} is not supported; expected {value!r}")
 
 
+def one_name(config: Mapping[str, Any], aliases: Mapping[str, str], where: str) -> Mapping[str, Any]:
+    """The config with one name for each field. aliases: other names, as the library takes them: alias -> field
+
+    Errors:  CheckpointError where two names of one field say different things.
+    """
+    for alias, name in aliases.items():
+        if config.get(alias) is not None:
+            require(config, {name: config[alias]}, f"{where}, as {alias} has it")
+            config = {**config, name: config[alias]}
+    return config
+
+
 def count_layers(names: Iterable[str], prefix: str, where: str) -> int:
     """How many layers tensors are of whose names are ``prefix``, the number of the layer, and a dot.
 

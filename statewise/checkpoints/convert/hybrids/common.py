@@ -126,11 +126,20 @@ def expand_back(value: Any, within: Mamba2Config, d_model: int) -> int | float:
 
 
 def layer_types(given: Config, default: Sequence[str]) -> list[str]:
-    """The kind of each layer, by the names of version 5; those before it called them otherwise."""
-    found = given.get("layer_types", given.get("layers_block_type"))
-    found = default if found is None else found
+    """The kind of each layer, by the names of version 5; those before it called them otherwise.
+
+    Errors:  CheckpointError where the field's two names say different things.
+    """
+    said = {name: given[name] for name in ("layer_types", "layers_block_type") if given.get(name) is not None}
+    kinds = [_layer_types(name, value) for name, value in (said or {"layer_types": default}).items()]
+    if kinds[0] != kinds[-1]:
+        raise wrong("layers_block_type", said["layers_block_type"], "what layer_types, its other name, says", WHERE)
+    return kinds[0]
+
+
+def _layer_types(name: str, found: Any) -> list[str]:
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise wrong("layer_types", found, "a list with a name for each layer", WHERE)
+        raise wrong(name, found, "a list with a name for each layer", WHERE)
     return [FORMER.get(str(name), str(name)) for name in found]
 
 

@@ -21,7 +21,7 @@ from statewise.checkpoints.convert.entries import (
     require_tensor,
     write_entries,
 )
-from statewise.checkpoints.convert.fields import PLAIN, require, require_layers
+from statewise.checkpoints.convert.fields import PLAIN, one_name, require, require_layers
 from statewise.checkpoints.convert.formats import Config, Tensors
 from statewise.checkpoints.convert.hybrids.canonical import essential, explicit
 from statewise.checkpoints.convert.hybrids.part import UNSAID as UNSAID
@@ -139,11 +139,7 @@ class Family:
 
         Errors:  CheckpointError where two names of one field say different things.
         """
-        for alias, name in self.aliases.items():
-            if given.get(alias) is not None:
-                require(given, {name: given[alias]}, f"{self.where}, as {alias} has it")
-                given = {**given, name: given[alias]}
-        return given
+        return one_name(given, self.aliases, self.where)
 
     def named_tensors(self, tensors: Tensors, where: str) -> dict[str, Tensor]:
         """Their tensors with one name for each, those of a file as they are here.

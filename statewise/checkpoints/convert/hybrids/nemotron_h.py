@@ -52,7 +52,7 @@ MOE = experts(
 
 def kinds(given: Config) -> list[str]:
     pattern = given.get("hybrid_override_pattern")
-    if pattern is None or given.get("layers_block_type") is not None:
+    if pattern is None or any(given.get(name) is not None for name in ("layer_types", "layers_block_type")):
         return layer_types(given, list(LETTERS.values()))
     if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(LETTERS):
         raise wrong("hybrid_override_pattern", pattern, f"a letter of {''.join(LETTERS)} for each layer", "nemotron_h")
