@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from statewise.models.mlp import MLPConfig as MLPConfig
     from statewise.models.moe import MoEConfig as MoEConfig
     from statewise.models.pair_classifier import PairClassifierConfig as PairClassifierConfig
+    from statewise.models.reduction import reduce_model as reduce_model
     from statewise.models.regressor import SequenceRegressorConfig as SequenceRegressorConfig
     from statewise.models.rewinding import RewindableState as RewindableState
     from statewise.models.rewinding import rewindable as rewindable

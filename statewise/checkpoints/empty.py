@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.checkpoints.tensor_files import require_held, stored_tensors
-from statewise.errors import ConfigError
+from statewise.errors import CheckpointError, ConfigError
 from statewise.mixers.base import Dynamics, nothing_drawn
 from statewise.models.base import Model, ModelConfig
 from statewise.models.quantised import QuantisedTensor
@@ -65,6 +65,24 @@ def build_unchecked(config: ModelConfig) -> Model:
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a checkpoint of this model holds, by name; tied ones once, as in a file."""
     return {name: tuple(tensor.shape) for name, tensor in stored_tensors(_shapes(config)).items()}
+
+
+def require_described(model: Model, where: str) -> None:
+    """Errors: CheckpointError unless ``model.config`` builds the tensors that the model has, in name and shape: others
+    could be written and never be loaded. What a class of somebody's own has without numbers is not asked."""
+    described = require_shapes(model.config)
+    if described is None:
+        return
+    ours, theirs = (
+        {name: tuple(tensor.shape) for name, tensor in stored_tensors(m).items()} for m in (model, described)
+    )
+    for name in (*ours, *theirs):
+        if ours.get(name) != theirs.get(name):
+            has, makes = (f"shape {found[name]}" if name in found else "none" for found in (ours, theirs))
+            raise CheckpointError(
+                f"{where}: its config describes another model, so it could not be loaded: {name} has {has}, the config "
+                f"makes {makes}; build the model from a config that fits (sw.reduce_model does so for fewer states)"
+            )
 
 
 def _shapes(config: ModelConfig) -> Model:

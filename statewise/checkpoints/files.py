@@ -21,7 +21,7 @@ from torch import Tensor
 from statewise import __version__
 from statewise.checkpoints.atomic import require_free, write_folder
 from statewise.checkpoints.differences import differences
-from statewise.checkpoints.empty import build_empty, fill
+from statewise.checkpoints.empty import build_empty, fill, require_described
 from statewise.checkpoints.folders import read_checkpoint, require_replaceable
 from statewise.checkpoints.manifest import (
     CONFIG_FILE,
@@ -103,8 +103,9 @@ def save(
                it is called for one tensor at a time, which is written before the next
     overwrite: replace a checkpoint that exists already; anything else at ``folder`` is never replaced
     Cost:      one pass over the tensors, and waiting until they are on disk.
-    Errors:    CheckpointError if ``folder`` exists already, if a tensor holds NaN or infinity, if the model's
-               vocabulary is smaller than the tokenizer's, or if writing fails (with the bytes needed and free).
+    Errors:    CheckpointError if ``folder`` exists already, if a tensor holds NaN or infinity, if the model has other
+               tensors than its config builds, if its vocabulary is smaller than the tokenizer's, or if writing fails
+               (with the bytes needed and free).
                What was there before is unchanged. ConfigError if the model's config is not in
                ``models.registry.CONFIG_TYPES``. InputError for a dtype that safetensors cannot hold.
     """
@@ -119,6 +120,8 @@ def save(
         require_replaceable(path, overwrite)
 
     require_free(target, may_replace)
+    if trainer is None:  # a run's model is built from its config, at no cost for each of its checkpoints
+        require_described(model, f"cannot save {folder}")
     tensors = stored_tensors(model)
     if tokenizer is not None:
         _require_vocabulary(model, tokenizer, str(folder))

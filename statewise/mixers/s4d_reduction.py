@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,7 +40,8 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
     Each channel's discrete system, of d_state real states with one input and an output for each head and direction,
     is truncated in balanced coordinates and made diagonal again. A pair of conjugate poles uses one of the
     n_states / 2 stored numbers, and so does a real pole. So a channel with real poles keeps fewer states than
-    ``n_states``: ``order`` says how many. D, dt and the output half are copied.
+    ``n_states``: ``order`` says how many. D, dt and the output half are copied. Each parameter has the device, the dtype
+    and the ``requires_grad`` of the given layer's. For a whole model see :func:`statewise.reduce_model`.
 
     The config of the layer has ``d_state=n_states``, systems of its own for each channel (``n_systems=None``), and
     complex poles: ``initialization="real"`` becomes "legs", which matters only if you draw its parameters again.
@@ -59,8 +60,7 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
     if not isinstance(mixer, S4D):
         raise InputError(f"reduce_s4d needs an S4D layer, got {type(mixer).__name__}")
     d_state = mixer.config.d_state
-    whole = isinstance(n_states, int) and not isinstance(n_states, bool)
-    if not whole or n_states % 2 or not 2 <= n_states <= d_state:
+    if not is_even(n_states) or not 2 <= n_states <= d_state:
         raise InputError(f"n_states must be an even number from 2 to the layer's d_state={d_state}, got {n_states!r}")
     with torch.inference_mode(False), torch.no_grad():
         dt = mixer.dynamics.dt(mixer.rate or 1.0).double().cpu()
@@ -75,6 +75,10 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
         layer = _built(mixer, n_states, A, gains / input_gain.unsqueeze(-2))
     hankel, bound, condition = (torch.stack([z[i] for z, _ in channels]) for i in (2, 3, 4))
     return ReducedS4D(layer, hankel, torch.tensor([order for _, order in channels]), bound, condition)
+
+
+def is_even(n: object) -> TypeGuard[int]:
+    return isinstance(n, int) and not isinstance(n, bool) and not n % 2
 
 
 def _real_systems(mixer: S4D) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,6 +121,7 @@ def _built(mixer: S4D, n_states: int, A: Tensor, C: Tensor) -> S4D:
     config = replace(mixer.config, d_state=n_states, n_systems=None, initialization=complex_start, softmax_length=None)
     with torch.random.fork_rng(devices=[]):
         layer = config.build(mixer.d_model)
+    _become_like(layer, mixer)
     layer.output.load_state_dict(mixer.output.state_dict())
     dynamics, readout = layer.dynamics, layer.readout
     dynamics.log_dt.copy_(mixer.dynamics.log_dt)
@@ -129,6 +134,15 @@ def _built(mixer: S4D, n_states: int, A: Tensor, C: Tensor) -> S4D:
     for target, part in zip((readout.C, readout.C_backward), C.split(config.n_heads, 1)):
         assert target is not None
         target.copy_(torch.view_as_real(part.contiguous()))
-    like = mixer.output.linear.weight
-    layer.rate = mixer.rate
-    return layer.to(like.device, like.dtype).train(mixer.training)
+    layer.rate, layer.exact = mixer.rate, mixer.exact
+    return layer.train(mixer.training)
+
+
+def _become_like(layer: S4D, mixer: S4D) -> None:
+    """Device, dtype and requires_grad of each parameter, before it is written: none is rounded to another dtype."""
+    given = dict(mixer.named_parameters()) | dict(mixer.named_buffers())
+    given.setdefault("dynamics.frequency", given["dynamics.log_decay"])  # a real A has none
+    for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+        like = given[name]
+        tensor.data = tensor.data.to(like.device, like.dtype)
+        tensor.requires_grad_(like.requires_grad)

@@ -76,12 +76,14 @@ class TimeVaryingSystem:
         ==============================  ====================================================================
 
         C and D are those at the end of the step. ``foh`` is not defined here: its output would need the coefficients of
-        two steps.
+        two steps. A rule that reads nothing at the start can begin where a coefficient is infinite: A(t) = A / t begins
+        at 0 with ``backward_euler`` or ``zoh``, and is refused there with ``euler`` or ``bilinear``.
 
         Shapes:  times: (T + 1,), ascending   ->   A (T, n, n), B (T, n, m), C (T, p, n), D (T, p, m)
-        Cost:    O(T n^3); functions are called once or twice a step.
+        Cost:    O(T n^3); functions are called once a step, and once more for the first where both ends are read.
         Errors:  InputError for times that do not ascend, samples of another number of steps, shapes or dtypes that do
-                 not fit, values that are not finite, and those of :func:`~statewise.systems.discretize_dense`.
+                 not fit, values that are not finite at a time that the rule reads, and those of
+                 :func:`~statewise.systems.discretize_dense`.
         Source:  the middle: the first term of Magnus' series, Hairer, Lubich & Wanner 2006, Geometric Numerical
                  Integration, IV.7.
         """
@@ -98,18 +100,21 @@ class TimeVaryingSystem:
         start, end, middle = times[:-1], times[1:], times[:-1] + dt / 2
         C = self._values("C", end)
         D = None if self.D is None else self._values("D", end)
+        before = first = None  # A and B at the starts, where both ends are read
         if weight is None:
             A, B = self._values("A", middle), self._values("B", middle if method == "zoh" else end)
-            _check_fit(A, B, C, D)
-            A_bar, B_bar, _ = transition_dense(A, B, dt.to(A.real.dtype), method)
+        elif 0 < weight < 1:
+            (before, A), (first, B) = self._both_ends("A", times), self._both_ends("B", times)
         else:
             A, B = (self._values(name, end if weight else start) for name in ("A", "B"))
-            _check_fit(A, B, C, D)
-            before = None
-            if 0 < weight < 1:
-                before, first = (self._values(name, start) for name in ("A", "B"))
-                B = weight * B + (1 - weight) * first
-            A_bar, B_bar = generalized_bilinear(A, B, dt.to(A.real.dtype), weight, before)
+        _check_fit(A, B, C, D)
+        dt = _steps_like(A, dt)
+        if first is not None and weight is not None:
+            B = weight * B + (1 - weight) * first
+        if weight is None:
+            A_bar, B_bar, _ = transition_dense(A, B, dt, method)
+        else:
+            A_bar, B_bar = generalized_bilinear(A, B, dt, weight, before)
         return BlockSequentiallySemiseparable(A_bar, B_bar, C, D)
 
     def simulate(
@@ -128,27 +133,59 @@ class TimeVaryingSystem:
         """
         return self.discretize(times, method, alpha=alpha).simulate(u, state)
 
+    def _both_ends(self, name: str, times: Tensor) -> tuple[Tensor, Tensor]:
+        """At the starts and at the ends of the steps: samples are held from the one to the other."""
+        if isinstance(getattr(self, name), Tensor):
+            held = self._values(name, times[1:])
+            return held, held
+        values = self._values(name, times)
+        return values[:-1], values[1:]
+
     def _values(self, name: str, times: Tensor) -> Tensor:
-        """(T, rows, columns)"""
+        """(T, rows, columns), all finite."""
         given = getattr(self, name)
         if isinstance(given, Tensor):
             if len(given) != len(times):
                 raise InputError(f"{name} has samples of {len(given)} steps, and times has {len(times)} steps")
+            _check_finite(given, lambda k: f"the samples of {name} hold NaN or infinity, first that of step {k}")
             return given
         values = [given(t) for t in times]
         for value in values:
             if not isinstance(value, Tensor) or value.ndim != 2 or value.shape != values[0].shape:
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise InputError(f"{name}(t) must be a tensor of two axes, of one shape at all times; got {shape}")
-        return torch.stack(values)
+        stacked = torch.stack(values)
+        _check_finite(
+            stacked,
+            lambda k: (
+                f"{name} holds NaN or infinity at one of the times, first at t={float(times[k]):g}; leave that time "
+                "out, or use a method that does not read it there"
+            ),
+        )
+        return stacked
+
+
+def _check_finite(values: Tensor, problem: Callable[[int], str]) -> None:
+    """problem: what to say of the first that is not finite, by its number"""
+    finite = values.detach().isfinite().flatten(1).all(1)
+    if not bool(finite.all()):
+        raise InputError(problem(int(finite.logical_not().nonzero()[0])))
+
+
+def _steps_like(A: Tensor, dt: Tensor) -> Tensor:
+    """dt in the real dtype of A, which may hold less than that of the times."""
+    steps = dt.to(A.real.dtype)
+    if not bool(((steps > 0) & steps.isfinite()).all()):
+        raise InputError(
+            f"times has steps from {float(dt.min()):g} to {float(dt.max()):g}, which {steps.dtype} of A does not hold; "
+            "give coefficients of float64"
+        )
+    return steps
 
 
 def _check_fit(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None) -> None:
     given = {"A": A, "B": B, "C": C} | ({} if D is None else {"D": D})
     check_dtypes(**given)
-    for name, z in given.items():
-        if not bool(z.detach().isfinite().all()):
-            raise InputError(f"{name} holds NaN or infinity at one of the times")
     n = A.shape[-1]
     ends = {"A": (n, n), "B": (n, B.shape[-1]), "C": (C.shape[-2], n), "D": (C.shape[-2], B.shape[-1])}
     if any(tuple(z.shape[1:]) != ends[name] for name, z in given.items()):

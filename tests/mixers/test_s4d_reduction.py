@@ -115,6 +115,32 @@ def test_all_states_kept() -> None:
     assert reduced.order.tolist() == [4] * 4
 
 
+@pytest.mark.parametrize("options", [{}, {"learn_B": False, "B": "normal", "bidirectional": True}], ids=str)
+def test_a_layer_of_float64_is_not_rounded(options: dict[str, Any]) -> None:
+    mixer = layer(d_state=4, **options).double()
+    reduced = reduce_s4d(mixer, 4)
+    assert {p.dtype for p in reduced.layer.state_dict().values()} == {torch.float64}
+    omega = torch.linspace(0, torch.pi, 500, dtype=torch.float64)
+    before, after = responses(mixer, omega).detach(), responses(reduced.layer, omega).detach()
+    assert float((before - after).abs().max() / before.abs().max()) < 1e-13 * float(reduced.condition.max())
+
+
+@pytest.mark.parametrize("initialization", ["legs", "real"])
+def test_each_parameter_keeps_its_dtype_and_whether_it_learns(initialization: str) -> None:
+    mixer = layer(initialization=initialization)
+    mixer.output.bfloat16()  # as ``load(..., dtype=torch.bfloat16)`` has it: dynamics stay float32
+    mixer.readout.double()
+    for name, parameter in mixer.named_parameters():
+        parameter.requires_grad_(not name.startswith(("dynamics.log_decay", "output")))
+    reduced = reduce_s4d(mixer, 4).layer
+    given = dict(mixer.named_parameters())
+    for name, parameter in reduced.named_parameters():
+        like = given["dynamics.log_decay" if name == "dynamics.frequency" else name]
+        if name == "dynamics.frequency" and name in given:
+            like = given[name]
+        assert (name, parameter.dtype, parameter.requires_grad) == (name, like.dtype, like.requires_grad)
+
+
 def test_refusals() -> None:
     with pytest.raises(InputError, match="needs an S4D layer, got S4"):
         reduce_s4d(S4Config(d_state=4).build(2), 2)  # type: ignore[arg-type]

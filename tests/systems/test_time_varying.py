@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from test_reduction import C128, F64, random
@@ -177,6 +179,61 @@ def test_errors() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+
+
+READS_START = ("euler", "bilinear", "gbt")
+
+
+@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize("name", ["A", "B", "C", "D"])
+def test_what_is_infinite_where_a_rule_reads_it_is_refused(name: str, method: str) -> None:
+    """1 / t at the first time, and 1 / (t - 3) at the last: refused if the rule reads it there, else never called."""
+    eye = 0.1 * torch.eye(2, dtype=F64)
+    finite: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys("ABCD", lambda t: eye)
+    times = torch.arange(4.0, dtype=F64)
+    u = torch.ones(3, 2, dtype=F64)
+    at_start = name in "AB" and method in READS_START
+    at_end = name in "CD" or method in {"A": ("backward_euler", "bilinear", "gbt")}.get(
+        name, ("backward_euler", "bilinear", "gbt", "dirac", "mamba")
+    )
+    for pole, is_read in ((0.0, at_start), (3.0, at_end)):
+        system = TimeVaryingSystem(**finite | {name: lambda t, pole=pole: eye / (t - pole)})
+        if is_read:
+            with pytest.raises(
+                InputError, match=f"^{name} holds NaN or infinity at one of the times, first at t={pole:g};"
+            ):
+                system.simulate(u, times=times, method=method, **options(method))
+        else:
+            assert bool(system.simulate(u, times=times, method=method, **options(method))[0].isfinite().all())
+
+
+@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize("name", ["A", "B", "C", "D"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_samples_that_are_not_finite_are_refused(name: str, step: int, method: str) -> None:
+    samples = {letter: torch.eye(2, dtype=F64).repeat(3, 1, 1) for letter in "ABCD"}
+    samples[name][step, 1, 0] = torch.nan
+    times = torch.arange(4.0, dtype=F64)
+    with pytest.raises(InputError, match=f"^the samples of {name} hold NaN or infinity, first that of step {step}$"):
+        TimeVaryingSystem(**samples).discretize(times, method, **options(method))
+
+
+@pytest.mark.parametrize("method", ["bilinear", "gbt"])
+def test_a_shape_that_changes_at_the_first_time_is_refused(method: str) -> None:
+    eye = torch.eye(2, dtype=F64)
+    system = TimeVaryingSystem(lambda t: eye, lambda t: eye[:, : 1 if t == 0 else 2], lambda t: eye)
+    with pytest.raises(InputError, match=r"^B\(t\) must be a tensor of two axes, of one shape at all times"):
+        system.discretize(torch.arange(4.0, dtype=F64), method, **options(method))
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_steps_that_the_coefficients_dtype_does_not_hold(method: str) -> None:
+    eye = torch.eye(2)
+    system = TimeVaryingSystem(lambda t: -eye, lambda t: eye, lambda t: eye)
+    for longest in (1e-60, 1e60):
+        times = torch.tensor([0.0, longest], dtype=F64)
+        with pytest.raises(InputError, match=r"which torch\.float32 of A does not hold; give coefficients of float64"):
+            system.discretize(times, method, **options(method))
 
 
 def test_continuous_systems_are_as_they_were() -> None:

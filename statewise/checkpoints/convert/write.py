@@ -13,6 +13,7 @@ from torch import Tensor
 from statewise.checkpoints.atomic import require_free, write_file, write_folder
 from statewise.checkpoints.convert.extras import refuse_extras
 from statewise.checkpoints.convert.formats import formats
+from statewise.checkpoints.empty import require_described
 from statewise.checkpoints.files import SavedTokenizer, published_files
 from statewise.checkpoints.manifest import TOKENIZER_FILE
 from statewise.checkpoints.tensor_files import (
@@ -53,7 +54,8 @@ def save_as(
     tokenizer: goes with the model: as tokenizer.json (the byte tokenizer has none) and the files that say how it is
                used, or into the GGUF file, with its end tokens and its chat template
     Errors:    CheckpointError if the format cannot hold the model (with the reason), if ``path`` exists already, if a
-               tensor is not finite or would not be in ``dtype``, or if writing fails.
+               tensor is not finite or would not be in ``dtype``, if the model has other tensors than its config builds,
+               or if writing fails.
                InputError for an unknown format, dtype or type.
     """
     if format not in WRITTEN:
@@ -69,6 +71,7 @@ def save_as(
     if format == "gguf" and target.suffix != GGUF:
         raise InputError(f"a GGUF file is named *{GGUF}; got {target.name!r}")
     require_free(target, _refuse)
+    require_described(model, f"cannot save {path}")
     tokenizer_json = getattr(tokenizer, "json", None)
     tensors = {name: tensor.detach().cpu() for name, tensor in stored_tensors(model).items()}
     for name, tensor in tensors.items():
