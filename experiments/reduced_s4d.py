@@ -3,7 +3,7 @@
     python experiments/reduced_s4d.py --seeds 0 1 --output reduced_s4d.json        # one or two minutes a seed
 
 It trains `statewise train --preset digits` (scikit-learn's digits, pixel by pixel: three S4D layers of 64 channels, 32
-states each), reduces every layer by `reduce_s4d` to a half, a quarter, an eighth and a sixteenth of its states, and
+states each), reduces every layer by `reduce_model` to a half, a quarter, an eighth and a sixteenth of its states, and
 scores each model on the test split. No model is trained after its reduction. Beside each: the same number of
 states where each channel keeps the poles with the largest |B C / Re A|, unchanged, which you might try first.
 """
@@ -13,36 +13,27 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import statewise as sw
 from statewise.data.labelled import open_labelled
 from statewise.evaluate import evaluate_classifier
 from statewise.mixers.s4d import S4D
 from statewise.models.classifier import SequenceClassifier
+from statewise.models.reduction import with_mixers
 from statewise.reproduce.hardware import measured
 from statewise.training.presets import PRESETS
 
 PARTS = (2, 4, 8, 16)
 
 
-def with_mixers(model: SequenceClassifier, small: Callable[[S4D], S4D]) -> SequenceClassifier:
-    """The model with another mixer in each layer; its config says so, and you can save it."""
-    mixers = [small(layer.mixer) for layer in model.layers]
-    layers = tuple(replace(block, mixer=mixer.config) for block, mixer in zip(model.config.blocks, mixers))
-    other = replace(model.config, layers=layers).build()
-    other.load_state_dict({k: v for k, v in model.state_dict().items() if ".mixer." not in k}, strict=False)
-    for layer, mixer in zip(other.layers, mixers):
-        layer.mixer.load_state_dict(mixer.state_dict())
-    return other.eval()
-
-
-def largest_kept(mixer: S4D, n_states: int) -> S4D:
+def largest_kept(mixer: nn.Module, n_states: int) -> S4D:
+    assert isinstance(mixer, S4D)
     small = replace(mixer.config, d_state=n_states).build(mixer.d_model)
     state = mixer.state_dict()
     residue = torch.linalg.vector_norm(state["dynamics.B"], dim=-1) * state["readout.C"][:, 0].norm(dim=-1)
@@ -53,7 +44,7 @@ def largest_kept(mixer: S4D, n_states: int) -> S4D:
     state["dynamics.B"] = state["dynamics.B"].gather(1, pairs)
     state["readout.C"] = state["readout.C"].gather(2, pairs.unsqueeze(1))
     small.load_state_dict(state)
-    return small
+    return small.eval()
 
 
 def one_seed(seed: int, folder: Path) -> dict[str, Any]:
@@ -66,10 +57,9 @@ def one_seed(seed: int, folder: Path) -> dict[str, Any]:
     record["reduced"] = []
     for part in PARTS:
         n_states = d_state // part
-        reduced = [sw.reduce_s4d(layer.mixer, n_states) for layer in model.layers]
-        of_layer = {id(layer.mixer): r.layer for layer, r in zip(model.layers, reduced)}
-        balanced = with_mixers(model, lambda mixer, found=of_layer: found[id(mixer)])  # type: ignore[misc]
-        cut = with_mixers(model, lambda mixer, n=n_states: largest_kept(mixer, n))  # type: ignore[misc]
+        balanced, layers = sw.reduce_model(model, n_states)
+        cut = with_mixers(model, {name: largest_kept(model.get_submodule(name), n_states) for name in layers})
+        reduced = list(layers.values())
         relative = torch.cat([r.bound / r.hankel[:, 0] for r in reduced])
         record["reduced"].append(
             {

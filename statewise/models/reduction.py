@@ -36,8 +36,8 @@ def reduce_model(model: ModelT, n_states: int) -> ReducedModel[ModelT]:
     """The model with ``n_states`` states a channel in its S4D layers, which computes nearly the same.
 
     Each S4D layer that has more states is reduced by :func:`~statewise.mixers.s4d_reduction.reduce_s4d`, also one
-    inside another mixer. All else is copied: other layers, dtypes, rates, training mode. The given model stays as it is.
-    The config of the new one fits, so you can save, load and train it as any other.
+    inside another mixer. All else is copied: other layers, dtypes, rates, training mode. The given model stays as it
+    is. The config of the new one fits, so you can save, load and train it as any other.
 
     Shapes:  n_states: even, at least 2   ->   :class:`ReducedModel`
     Cost:    that of ``reduce_s4d`` for each layer, and the memory of a second model.
