@@ -40,8 +40,8 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
     Each channel's discrete system, of d_state real states with one input and an output for each head and direction,
     is truncated in balanced coordinates and made diagonal again. A pair of conjugate poles uses one of the
     n_states / 2 stored numbers, and so does a real pole. So a channel with real poles keeps fewer states than
-    ``n_states``: ``order`` says how many. D, dt and the output half are copied. Each parameter has the device, dtype and
-    ``requires_grad`` of the given layer's. For a whole model see :func:`statewise.reduce_model`.
+    ``n_states``: ``order`` says how many. D, dt and the output half are copied. Each parameter has the device, dtype
+    and ``requires_grad`` of the given layer's. For a whole model see :func:`statewise.reduce_model`.
 
     The config of the layer has ``d_state=n_states``, systems of its own for each channel (``n_systems=None``), and
     complex poles: ``initialization="real"`` becomes "legs", which matters only if you draw its parameters again.
