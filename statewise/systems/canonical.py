@@ -16,6 +16,7 @@ from statewise.errors import InputError
 from statewise.systems.base import System
 from statewise.systems.gramians import _dense, _with_outputs
 from statewise.systems.reachability import controllability_rank, observability_rank
+from statewise.systems.units import even_units, in_units
 
 _S = TypeVar("_S", bound=System)
 _DIGITS_LEFT = 1e-4  # of the system's dtype: below it a form is told to be useless
@@ -69,15 +70,21 @@ def modal_form(system: _S) -> Canonical[_S]:
     A, B = (z.to(torch.complex128) for z in _dense(system))
     if system.diagonal:
         poles, T = A.diagonal(dim1=-2, dim2=-1), torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+        lost = condition = torch.linalg.cond(T)
     else:
-        poles, T = torch.linalg.eig(A)
-    condition = torch.linalg.cond(T)
-    if not bool((condition < 0.01 / torch.finfo(torch.float64).eps).all()):
+        units = even_units(A)
+        poles, T = torch.linalg.eig(in_units(A, units))
+        lost = torch.linalg.cond(T)  # of digits: the rest of the condition is the units', and costs none
+        T = T * units.unsqueeze(-1)
+        T = T / torch.linalg.vector_norm(T, dim=-2, keepdim=True)
+        condition = torch.linalg.cond(T)
+        lost = torch.minimum(lost, condition)
+    if not bool((lost < 0.01 / torch.finfo(torch.float64).eps).all()):
         raise InputError(
             "A has no n independent eigenvectors (within rounding), so it has no modal form; use it as it is, or "
             "normal_plus_low_rank where that exists"
         )
-    _warn_if_useless("modal_form", condition, system)
+    _warn_if_useless("modal_form", lost, system)
     C = None if system.C is None else _with_outputs(system).C.to(A.dtype) @ T
     return Canonical(system._with(poles, torch.linalg.solve(T, B), C, diagonal=True), T, condition)
 
@@ -155,7 +162,8 @@ def normal_plus_low_rank(
       matrices are of this kind.
 
     The kind with the smaller rank is taken. A normal matrix has an eigenbasis with condition 1, however bad A's own is.
-    There are matrices with such a form that are of neither kind.
+    Other matrices have such a form too, and one of these two kinds may have a form of half the rank that is found: what
+    differs is counted, up to two of it for each rank.
 
     Shapes:  one system   rank: the largest that you accept, 0 to n; None is n // 2
              ->   :class:`NormalPlusLowRank`, whose P and Q have the rank that was found
@@ -184,8 +192,8 @@ def normal_plus_low_rank(
     most = n // 2 if rank is None else rank
     if P.shape[0] > most:
         raise InputError(
-            f"A is not normal plus a correction of rank {most} or less: the least rank found is {P.shape[0]}; "
-            "allow it with rank=, or use A as it is"
+            f"no normal matrix plus a correction of rank {most} or less was found: the two kinds that are looked for "
+            f"need rank {P.shape[0]}; allow it with rank=, or use A as it is"
         )
     Lambda, V = _eigenbasis(normal)
     C = None if system.C is None else _with_outputs(system).C.to(A.dtype) @ V

@@ -11,6 +11,7 @@ from statewise.errors import InputError
 from statewise.systems.base import System
 from statewise.systems.gramians import _dense, _with_outputs
 from statewise.systems.rules import is_number
+from statewise.systems.units import even_units, in_units, reach_and_show
 
 _S = TypeVar("_S", bound=System)
 
@@ -47,8 +48,9 @@ def controllability_rank(system: System, *, tolerance: float = 1e-10) -> Tensor:
     """How many dimensions of the state inputs reach: n for a controllable system.
 
     An orthonormal basis grows block by block from B, A B, ...; a direction counts if it is longer than ``tolerance``
-    times the norm of A (of B, in the first block). So a change of that relative size in A and B is what it takes to
-    cut the others off.
+    times the norm of A (of B, in the first block), in units of the states in which A's rows and columns are of one
+    length (Osborne 1960). So a change of that relative size in A and B is what it takes to cut the others off. Only a
+    state that no other reaches, or that reaches no other, keeps your unit.
 
     Shapes:  tolerance: above 0   ->   (...), int64
     Cost:    O(n^3) for each system, one after the other.
@@ -71,8 +73,8 @@ def observability_rank(system: System, *, tolerance: float = 1e-10) -> Tensor:
 def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     """The system with the fewest states that has the same responses: only those that are reached and shown.
 
-    Works for any A, also one that grows. What is nearly unreachable stays; :func:`balanced_truncation` leaves that out
-    too, with a bound.
+    Works for any A, also one that grows, and in any units of the states. What is nearly unreachable stays;
+    :func:`balanced_truncation` leaves that out too, with a bound.
 
     Shapes:  one system, without leading axes   ->   the same kind, dense, with at most n states; D, ``dt`` and
              ``reads`` stay
@@ -90,12 +92,26 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     if system.leading:
         raise InputError(f"minimal_realization takes one system; got a batch {system.leading}: index it")
     _check(tolerance)
+    A, B, C = _in_common_units(A, B, C)
     reached = _reached(A, B, tolerance)
     A, B, C = reached.mH @ A @ reached, reached.mH @ B, C @ reached
     shown = _reached(A.mH, C.mH, tolerance)
     if not shown.shape[-1]:
         raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
     return system._with(shown.mH @ A @ shown, shown.mH @ B, C @ shown)
+
+
+def _in_common_units(A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The system in units of the states in which inputs move each as much as it moves the outputs, without the states
+    that responses would not miss by more than rounding."""
+    units = even_units(A)
+    A, B, C = in_units(A, units), B / units.unsqueeze(-1), C * units
+    reached, shown = reach_and_show(A, B, C)
+    counts = reached * shown
+    kept = counts > A.shape[-1] * torch.finfo(torch.float64).eps * counts.amax()
+    A, B, C, reached, shown = A[kept][:, kept], B[kept], C[:, kept], reached[kept], shown[kept]
+    units = (reached / shown).sqrt()
+    return in_units(A, units), B / units.unsqueeze(-1), C * units
 
 
 def _krylov(A: Tensor, B: Tensor) -> list[Tensor]:
@@ -108,6 +124,8 @@ def _krylov(A: Tensor, B: Tensor) -> list[Tensor]:
 def _ranks(A: Tensor, B: Tensor, system: System, tolerance: float) -> Tensor:
     _check(tolerance)
     n, m = B.shape[-2:]
+    units = even_units(A)
+    A, B = in_units(A, units), B / units.unsqueeze(-1)
     ranks = [_reached(*pair, tolerance).shape[-1] for pair in zip(A.reshape(-1, n, n), B.reshape(-1, n, m))]
     return torch.tensor(ranks, device=A.device).reshape(system.leading)
 

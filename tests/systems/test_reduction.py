@@ -14,6 +14,7 @@ from statewise.systems import (
     ContinuousSystem,
     DiscreteSystem,
     balanced_truncation,
+    companion_form,
     controllability_gramian,
     controllability_matrix,
     controllability_rank,
@@ -203,3 +204,67 @@ def test_refusals() -> None:
         minimal_realization(ContinuousSystem(-one, 0 * one, one, diagonal=True))
     with pytest.raises(InputError, match="must be a ContinuousSystem"):
         controllability_gramian(one)  # type: ignore[arg-type]
+
+
+def with_units(system: System, units: Tensor) -> System:
+    """The same system, its states measured otherwise."""
+    assert system.C is not None
+    A, B = system.A * units / units.unsqueeze(-1), system.B / units.unsqueeze(-1)
+    return replace(system, A=A, B=B, C=system.C * units)
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_the_units_of_the_states_do_not_matter(discrete: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+    for seed in range(20):
+        whole = random(5, 1, 1, discrete=discrete, seed=seed)
+        A = torch.block_diag(whole.A, torch.tensor([[0.3]], dtype=F64))  # one more, neither reached nor shown
+        A[5, 2] = 1.0 if seed % 2 else 0.0  # or is reached alone
+        assert whole.C is not None
+        system = replace(
+            whole, A=A, B=torch.cat([whole.B, torch.zeros(1, 1)]), C=torch.cat([whole.C, torch.zeros(1, 1)], 1)
+        )
+        for power in (0, 3, 8):
+            units = 10.0 ** (power * (2 * torch.rand(6, dtype=F64, generator=draw) - 1))
+            other = with_units(system, units)
+            if seed % 2 == 0:  # a state that leads nowhere keeps its unit in the ranks
+                assert (controllability_rank(other), observability_rank(other)) == (5, 5)
+            minimal = minimal_realization(other)
+            assert minimal.A.shape == (5, 5)
+            omega = frequencies(whole)[::100]
+            expected = whole.frequency_response(omega)
+            torch.testing.assert_close(minimal.frequency_response(omega), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_fast_and_stiff_systems_keep_their_states() -> None:
+    """An oscillator of 16 kHz, a filter of 1 kHz in companion form, and a state that moves a million times less."""
+    spring = mass_spring_damper(1.0, 1e10, 2e3)
+    both = replace(spring, C=torch.ones(2, dtype=F64))
+    cut = 6283.0
+    filtered = ContinuousSystem(
+        torch.tensor([[-2 * cut, -2 * cut**2, -(cut**3)], [1, 0, 0], [0, 1, 0]], dtype=F64),
+        torch.tensor([1.0, 0, 0], dtype=F64),
+        torch.tensor([0, 0, cut**3], dtype=F64),
+    )
+    slow = ContinuousSystem(
+        torch.tensor([[-1e6, 0.0], [1e-6, -1e-3]], dtype=F64),
+        torch.tensor([1e6, 0.0], dtype=F64),
+        torch.ones(2, dtype=F64),
+    )
+    for system in (spring, both, filtered, slow):
+        minimal = minimal_realization(system)
+        assert minimal.A.shape == system.A.shape
+        omega = torch.tensor([0.0, 1e-3, 1.0, 1e3, 1e5, 2e5], dtype=F64)
+        expected = system.frequency_response(omega)
+        torch.testing.assert_close(minimal.frequency_response(omega), expected, rtol=1e-9, atol=0)
+    for system in (spring, both, filtered):
+        assert controllability_rank(system) == observability_rank(system) == len(system.A)
+        torch.testing.assert_close(
+            companion_form(system).system.frequency_response(omega), system.frequency_response(omega), rtol=1e-9, atol=0
+        )
+
+
+def test_a_coupling_that_is_rounding_reaches_nothing() -> None:
+    A = torch.tensor([[-1.0, 0.5], [1e-17, -2.0]], dtype=F64)
+    system = ContinuousSystem(A, torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
+    torch.testing.assert_close(minimal_realization(system).A, torch.tensor([[-1.0]], dtype=F64))
