@@ -71,8 +71,8 @@ def with_mixers(model: ModelT, mixers: Mapping[str, Mixer]) -> ModelT:
     """A copy of the model with other mixers of the same class, and with their configs in its own.
 
     mixers:  by the names of the modules in whose places they are put, such as "layers.0.mixer". They are not copied
-    Errors:  InputError for a model that is frozen or has quantised weights, for a name that is no mixer of the model's
-             config, and for a mixer of another class, width or direction.
+    Errors:  InputError for a model that is frozen or has quantised weights, for a name that is not a mixer of the
+             model's config, and for a mixer of another class, width or direction.
     """
     model._refuse_if_frozen("cannot have other mixers")
     require_plain(model, "other mixers are for plain numbers")
@@ -84,8 +84,8 @@ def with_mixers(model: ModelT, mixers: Mapping[str, Mixer]) -> ModelT:
             raise
         except (AttributeError, IndexError, ValueError):
             raise InputError(
-                f"{name!r} is no mixer that the config of this {type(model).__name__} names; expected a name such as "
-                "'layers.0.mixer'"
+                f"{name!r} is not a mixer that the config of this {type(model).__name__} names; expected a name such "
+                "as 'layers.0.mixer'"
             ) from None
     return other
 

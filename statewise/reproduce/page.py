@@ -32,17 +32,17 @@ Values = Mapping[str, Any]
 Rows = Iterable[Values]
 
 
-def told(name: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]], **parts: Any) -> Report:
+def told(name: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]] | None, **parts: Any) -> Report:
     """The report whose words are the page of this name.
 
     values: what is filled in        rows: of each of its tables, in their order; or, where a table comes several times,
-            of each time further values to fill in and the rows
+            of each time further values to fill in and the rows; None leaves the table out
     parts:  what else the report has; ``tables`` come behind those of the page
     """
     return fill((PAGES / f"{name}.md").read_text("utf-8"), values, *rows, **parts)
 
 
-def fill(page: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]], **parts: Any) -> Report:
+def fill(page: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]] | None, **parts: Any) -> Report:
     """
     >>> page = '''# A {n}
     ...
@@ -70,10 +70,11 @@ def fill(page: str, values: Values, *rows: Rows | Sequence[tuple[Values, Rows]],
     (title,), *setting = (paragraph.splitlines() for paragraph in head.removeprefix("# ").strip().split("\n\n"))
     tables = []
     for block, given in zip(blocks, rows, strict=True):
+        if given is None:
+            continue
         times: list[Any] = list(given)
         for further, found in times if times and isinstance(times[0], tuple) else [({}, times)]:
-            if found:  # a table without rows is left out
-                tables.append(_table(block, {**values, **further}, found))
+            tables.append(_table(block, {**values, **further}, found))
     return Report(
         title=_WORDS.vformat(title, (), values),
         setting=" ".join(_said(map(" ".join, setting), values)),

@@ -104,9 +104,9 @@ def test_refusals() -> None:
             "the model has no S4D layer",
         ),
         (lambda: sw.reduce_model(model.freeze(), 4), "cannot have other mixers"),
-        (lambda: with_mixers(model, {"layers.7.mixer": S4D16.build(8)}), "'layers.7.mixer' is no mixer"),
-        (lambda: with_mixers(model, {"layers.1.mlp": S4D16.build(8)}), "'layers.1.mlp' is no mixer"),
-        (lambda: with_mixers(model, {"layers.0": S4D16.build(8)}), "'layers.0' is no mixer"),
+        (lambda: with_mixers(model, {"layers.7.mixer": S4D16.build(8)}), "'layers.7.mixer' is not a mixer"),
+        (lambda: with_mixers(model, {"layers.1.mlp": S4D16.build(8)}), "'layers.1.mlp' is not a mixer"),
+        (lambda: with_mixers(model, {"layers.0": S4D16.build(8)}), "'layers.0' is not a mixer"),
         (lambda: with_mixers(model, {"layers.0.mixer": S4D16.build(4)}), "d_model and is_causal must stay"),
     ]
     for call, message in calls:

@@ -101,10 +101,10 @@ def _beside(config: LraSettings, found: Found) -> list[dict[str, Any]]:
     return [{"name": name, "accuracies": row, "average": average} for name, row, average in rows]
 
 
-def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]]:
-    """How many times the Transformer's speed of training: the published ones, then ours; none without a Transformer."""
+def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]] | None:
+    """How many times the Transformer's speed of training: the published ones, then ours; None without a Transformer."""
     if "transformer" not in config.models:
-        return []
+        return None
 
     def ms(model: str, task: str) -> float | None:
         times = known(part.get("step_ms") for part in found.seeds(model, task))
