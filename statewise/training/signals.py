@@ -50,11 +50,24 @@ class StopSignals:
     """
 
     present: ClassVar[StopSignals | None] = None  # that which is in use
+    any_came: ClassVar[bool] = False  # whether one of them has noted a signal, or was asked
 
     def __init__(self, before_the_end: Callable[[], None] | None = None) -> None:
         self.received: int | None = None
+        self._signals = 0
         self._before_the_end = before_the_end
         self._before: dict[int, Any] = {}
+
+    @classmethod
+    def ask(cls, number: int) -> bool:
+        """From any thread, as a first signal would, but without one: the next signal does not kill, whichever of the
+        two comes first. False: no ``with`` is in use.
+        """
+        present = cls.present
+        if present is None:
+            return False
+        present._note(number)
+        return True
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
@@ -64,12 +77,16 @@ class StopSignals:
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        self._signals += 1
+        if self._signals > 1:
             if self._before_the_end is not None:
                 self._before_the_end()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.received = number
+        self._note(number)
+
+    def _note(self, number: int) -> None:
+        self.received, StopSignals.any_came = self.received or number, True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -84,8 +84,11 @@ class Input:
 
 
 def _interrupt_main() -> None:
-    if StopSignals.present is not None and StopSignals.present.received is not None:
-        return  # whoever ends all processes at once told this one too: a second signal would kill it as it saves
+    """As a first signal would. Whoever ends all processes at once may have sent this one a signal too, which is noted
+    only between two steps: neither of the two may kill it as it saves, or take the place of what it says afterwards.
+    """
+    if StopSignals.any_came or StopSignals.ask(signal.SIGTERM):
+        return
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
         signal.pthread_kill(main, signal.SIGTERM)  # the thread itself, so that what it waits in is interrupted too

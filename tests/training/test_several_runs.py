@@ -125,7 +125,8 @@ def test_a_signal_to_all_processes_saves_all(tmp_path: Path) -> None:
         if not have_trained(*runs)(heard):
             return False
         for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(child), signal.SIGTERM)
+            if b"statewise.training.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGTERM)
         return True
 
     cut = train_several(runs, tmp_path / "runs", workers=2, reporter=StopOnce(told))

@@ -179,6 +179,19 @@ def test_the_first_signal_is_noted(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_asking_is_not_a_signal(asked_first: bool) -> None:
+    """Whoever ends all processes sends each a signal, while the parent asks: neither is the second that kills."""
+    assert not StopSignals.ask(signal.SIGTERM)
+    with StopSignals() as stop:
+        if asked_first:
+            assert StopSignals.ask(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert StopSignals.ask(signal.SIGTERM)
+        assert stop.received == (signal.SIGTERM if asked_first else signal.SIGINT)
+    assert not StopSignals.ask(signal.SIGTERM)
+
+
 def test_the_second_signal_kills() -> None:
     code = (
         "import importlib.util, os, signal, sys\n"
