@@ -19,9 +19,9 @@ from statewise.systems.gramians import balanced_truncation as balanced_truncatio
 from statewise.systems.gramians import controllability_gramian as controllability_gramian
 from statewise.systems.gramians import hankel_singular_values as hankel_singular_values
 from statewise.systems.gramians import observability_gramian as observability_gramian
+from statewise.systems.minimal import minimal_realization as minimal_realization
 from statewise.systems.reachability import controllability_matrix as controllability_matrix
 from statewise.systems.reachability import controllability_rank as controllability_rank
-from statewise.systems.reachability import minimal_realization as minimal_realization
 from statewise.systems.reachability import observability_matrix as observability_matrix
 from statewise.systems.reachability import observability_rank as observability_rank
 from statewise.systems.rules import METHODS as METHODS

@@ -1,8 +1,6 @@
-"""Which states inputs reach and outputs show, and the system without the others."""
+"""Which states inputs reach and outputs show."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +9,7 @@ from statewise.errors import InputError
 from statewise.systems.base import System
 from statewise.systems.gramians import _dense, _with_outputs
 from statewise.systems.rules import is_number
-from statewise.systems.units import even_units, in_units, reach_and_show
-
-_S = TypeVar("_S", bound=System)
+from statewise.systems.units import even_units, in_units
 
 
 def controllability_matrix(system: System) -> Tensor:
@@ -70,50 +66,6 @@ def observability_rank(system: System, *, tolerance: float = 1e-10) -> Tensor:
     return _ranks(A.mH, C.mH, system, tolerance)
 
 
-def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
-    """The system with the fewest states that has the same responses: only those that are reached and shown.
-
-    Works for any A, also one that grows, and in any units of the states. What is nearly unreachable stays;
-    :func:`balanced_truncation` leaves that out too, with a bound.
-
-    Shapes:  one system, without leading axes   ->   the same kind, dense, with at most n states; D, ``dt`` and
-             ``reads`` stay
-    Cost:    O(n^3), in float64; the result is rounded to the system's dtype.
-    Errors:  InputError for a batch (each may have another order), a system without C, a tolerance that is not positive,
-             and a system none of whose states counts: its responses are D alone.
-    Source:  Kalman 1963; the staircase form: Van Dooren 1981.
-
-    >>> from statewise.systems import ContinuousSystem
-    >>> two = ContinuousSystem(-torch.ones(2), torch.ones(2), torch.ones(2), diagonal=True)
-    >>> minimal_realization(two).A
-    tensor([[-1.]])
-    """
-    A, B, C, _ = _with_outputs(system)
-    if system.leading:
-        raise InputError(f"minimal_realization takes one system; got a batch {system.leading}: index it")
-    _check(tolerance)
-    A, B, C = _in_common_units(A, B, C)
-    reached = _reached(A, B, tolerance)
-    A, B, C = reached.mH @ A @ reached, reached.mH @ B, C @ reached
-    shown = _reached(A.mH, C.mH, tolerance)
-    if not shown.shape[-1]:
-        raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
-    return system._with(shown.mH @ A @ shown, shown.mH @ B, C @ shown)
-
-
-def _in_common_units(A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The system in units of the states in which inputs move each as much as it moves the outputs, without the states
-    that responses would not miss by more than rounding."""
-    units = even_units(A)
-    A, B, C = in_units(A, units), B / units.unsqueeze(-1), C * units
-    reached, shown = reach_and_show(A, B, C)
-    counts = reached * shown
-    kept = counts > A.shape[-1] * torch.finfo(torch.float64).eps * counts.amax()
-    A, B, C, reached, shown = A[kept][:, kept], B[kept], C[:, kept], reached[kept], shown[kept]
-    units = (reached / shown).sqrt()
-    return in_units(A, units), B / units.unsqueeze(-1), C * units
-
-
 def _krylov(A: Tensor, B: Tensor) -> list[Tensor]:
     blocks = [B]
     for _ in range(A.shape[-1] - 1):
@@ -122,22 +74,25 @@ def _krylov(A: Tensor, B: Tensor) -> list[Tensor]:
 
 
 def _ranks(A: Tensor, B: Tensor, system: System, tolerance: float) -> Tensor:
-    _check(tolerance)
+    check_tolerance(tolerance)
     n, m = B.shape[-2:]
     units = even_units(A)
     A, B = in_units(A, units), B / units.unsqueeze(-1)
-    ranks = [_reached(*pair, tolerance).shape[-1] for pair in zip(A.reshape(-1, n, n), B.reshape(-1, n, m))]
+    ranks = [reached(*pair, tolerance).shape[-1] for pair in zip(A.reshape(-1, n, n), B.reshape(-1, n, m))]
     return torch.tensor(ranks, device=A.device).reshape(system.leading)
 
 
-def _check(tolerance: float) -> None:
+def check_tolerance(tolerance: float) -> None:
     if not is_number(tolerance) or not 0 < tolerance < 1:
         raise InputError(f"tolerance must be between 0 and 1, relative to A and B; got {tolerance!r}")
 
 
-def _reached(A: Tensor, B: Tensor, tolerance: float) -> Tensor:
+def reached(A: Tensor, B: Tensor, tolerance: float) -> Tensor:
     """An orthonormal basis (n, r) of the span of B, A B, A^2 B, ..."""
-    basis, block, scale = A.new_zeros(A.shape[-1], 0), B, torch.linalg.matrix_norm(B, 2)
+    basis, block = A.new_zeros(A.shape[-1], 0), B
+    if not len(A):
+        return basis
+    scale = torch.linalg.matrix_norm(B, 2)
     while basis.shape[-1] < A.shape[-1]:
         for _ in range(2):  # the second time takes away what rounding left
             block = block - basis @ (basis.mH @ block)

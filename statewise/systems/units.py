@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 _MOST_SWEEPS = 50
-_ANGLES = (0.0, 0.9, 2.2)  # at which the size of states is looked at; one alone may meet a zero
 
 
 def even_units(A: Tensor) -> Tensor:
@@ -43,23 +42,3 @@ def even_units(A: Tensor) -> Tensor:
 def in_units(A: Tensor, units: Tensor) -> Tensor:
     """diag(units)^-1 A diag(units)."""
     return A * units.unsqueeze(-2) / units.unsqueeze(-1)
-
-
-def reach_and_show(A: Tensor, B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    """How far each state of one system moves for its inputs, and its outputs for it, both (n,) and at least 0.
-
-    They are |(z - A)^-1 B| and |C (z - A)^-1|, largest over the inputs, the outputs and three z of twice the largest
-    pole's size. In other units of a state one is multiplied and the other divided, so their product hangs on none: it
-    is what the responses would miss without the state, but for a factor of n.
-    """
-    poles = torch.linalg.eigvals(A).abs().amax()
-    size = float(2 * poles) or float(torch.linalg.matrix_norm(A)) or 1.0
-    reached, shown = A.new_zeros(A.shape[-1]).abs(), A.new_zeros(A.shape[-1]).abs()
-    A, B, C = (z.to(torch.complex128) for z in (A, B, C))
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    for angle in _ANGLES:
-        z = torch.polar(torch.tensor(size, dtype=torch.float64), torch.tensor(angle, dtype=torch.float64))
-        resolvent = z.to(A.device) * identity - A
-        reached = torch.maximum(reached, torch.linalg.solve(resolvent, B).abs().amax(-1))
-        shown = torch.maximum(shown, torch.linalg.solve(resolvent, C, left=False).abs().amax(-2))
-    return reached, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -262,6 +263,57 @@ def test_fast_and_stiff_systems_keep_their_states() -> None:
         torch.testing.assert_close(
             companion_form(system).system.frequency_response(omega), system.frequency_response(omega), rtol=1e-9, atol=0
         )
+
+
+def low_pass_and_fast_pole(order: int, fast: float) -> ContinuousSystem:
+    """Butterworth's low-pass of 1 rad/s in companion form, with a pole beside it that is ``fast`` times as fast."""
+    k = torch.arange(order, dtype=F64)
+    poles = torch.polar(torch.ones_like(k), math.pi * (2 * k + order + 1) / (2 * order))
+    a = torch.ones(1, dtype=C128)
+    for pole in poles:
+        a = torch.nn.functional.pad(a, (0, 1)) - torch.nn.functional.pad(a, (1, 0)) * pole
+    A = torch.diag_embed(torch.ones(order - 1, dtype=F64), -1)
+    A[0] = -a.real[1:]
+    B, C = torch.zeros(order + 1, 1, dtype=F64), torch.zeros(1, order + 1, dtype=F64)
+    B[0], C[0, order - 1] = 1, 1
+    B[order], C[0, order] = fast, 1
+    return ContinuousSystem(torch.block_diag(A, torch.tensor([[-fast]], dtype=F64)), B, C)
+
+
+@pytest.mark.parametrize(("order", "fast"), [(2, 1e8), (3, 1e5), (4, 1e4), (5, 1e3), (6, 1e3), (8, 100.0), (10, 30.0)])
+def test_a_slow_part_beside_a_fast_one_stays(order: int, fast: float) -> None:
+    """At the frequencies of the fast pole alone, the low-pass is nothing."""
+    system = low_pass_and_fast_pole(order, fast)
+    omega = torch.tensor([0.0, 0.3, 1.0, 3.0, fast / 2, fast], dtype=F64)
+    expected = system.frequency_response(omega)
+    same = minimal_realization(system)
+    torch.testing.assert_close(same.A, system.A, rtol=0, atol=0)
+    more = replace(
+        system,
+        A=torch.block_diag(system.A, torch.diag(torch.tensor([-0.5, -fast / 3], dtype=F64))),
+        B=torch.cat([system.B, torch.tensor([[0.0], [1.0]], dtype=F64)]),
+        C=torch.cat([system.C, torch.tensor([[1.0, 0.0]], dtype=F64)], 1),
+    )
+    more.A[0, order + 1], more.A[order + 2, 0] = 0.4, 2.0  # the first is not reached, the second not shown
+    draw = torch.Generator().manual_seed(order)
+    for units in (torch.ones(order + 3, dtype=F64), 10.0 ** (8 * torch.rand(order + 3, dtype=F64, generator=draw) - 4)):
+        minimal = minimal_realization(with_units(more, units))
+        assert minimal.A.shape == system.A.shape
+        torch.testing.assert_close(minimal.frequency_response(omega), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_a_chain_over_eight_decades_keeps_its_responses() -> None:
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        poles = 10.0 ** (8 * torch.rand(8, dtype=F64, generator=draw))
+        A = torch.diag(poles[1:], -1) - torch.diag(poles)
+        B = torch.zeros(8, dtype=F64)
+        B[0] = poles[0]
+        system = ContinuousSystem(A, B, torch.randn(8, dtype=F64, generator=draw))
+        omega = torch.logspace(-1, 9, 30, dtype=F64)
+        expected = system.frequency_response(omega)
+        found = minimal_realization(system).frequency_response(omega)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7 * float(expected.abs().max()))
 
 
 def test_a_coupling_that_is_rounding_reaches_nothing() -> None:

@@ -1,0 +1,198 @@
+"""A system without the states that inputs do not reach or outputs do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from statewise.errors import InputError
+from statewise.systems.base import System
+from statewise.systems.gramians import _with_outputs
+from statewise.systems.reachability import check_tolerance, reached
+from statewise.systems.units import even_units, in_units
+
+_S = TypeVar("_S", bound=System)
+_ANGLES = (0.0, 0.9, 2.2)  # of the frequencies at which systems are looked at; one alone may meet a zero
+_APART = 8.0  # times as fast: from there on two groups of poles are reduced each for itself
+_ROUNDS = 3  # of choosing units: in the first ones rounding may look like a movement
+_STEPS = 40  # of Newton's method, which takes about ten
+_WORST = 1e6  # norm of a projection onto one of two groups; with a larger one they stay together
+_WRONG = 1e3  # times the tolerance, of the responses
+
+
+class _Parts(NamedTuple):
+    A: Tensor
+    B: Tensor
+    C: Tensor
+
+
+def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
+    """The system with the fewest states that has the same responses: only those that are reached and shown.
+
+    Works for any A, also one that grows, in any units of the states, and for fast and slow parts side by side. What is
+    nearly unreachable stays; :func:`balanced_truncation` leaves that out too, with a bound. A smaller system is only
+    returned if its responses, around the size of each pole, are the given ones within 1,000 times ``tolerance``: where
+    rounding blurs which states count, some stay that need not. With nothing to leave out it comes back as it is.
+
+    Shapes:  one system, without leading axes   ->   the same kind, dense, with at most n states; D, ``dt`` and
+             ``reads`` stay
+    Cost:    O(n^3) for each size that poles have, in float64; the result is rounded to the system's dtype.
+    Errors:  InputError for a batch (each may have another order), a system without C, a tolerance that is not positive,
+             and a system none of whose states counts: its responses are D alone.
+    Source:  Kalman 1963; the staircase form: Van Dooren 1981; fast and slow parts are told apart by the matrix sign
+             function: Roberts 1980, Int. J. Control 32(4).
+
+    >>> from statewise.systems import ContinuousSystem
+    >>> two = ContinuousSystem(-torch.ones(2), torch.ones(2), torch.ones(2), diagonal=True)
+    >>> minimal_realization(two).A
+    tensor([[-1.]])
+    """
+    A, B, C, _ = _with_outputs(system)
+    if system.leading:
+        raise InputError(f"minimal_realization takes one system; got a batch {system.leading}: index it")
+    check_tolerance(tolerance)
+    given = _in_units(_Parts(A, B, C), even_units(A))
+    expected = [_responses(given, z) for z in _frequencies(A)]
+    best = given
+    for found in _candidates(given, tolerance):
+        if len(found.A) < len(best.A) and _same(found, given, expected, A, tolerance):
+            best = found
+    if not len(best.A):
+        raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
+    return system._with(*((A, B, C) if best is given else best))
+
+
+def _candidates(given: _Parts, tolerance: float) -> Iterator[_Parts]:
+    """Reduced by several ways, each of which is wrong for some systems whose numbers span many orders of magnitude."""
+    yield _reduced(_in_common_units(given), tolerance)
+    parts = [_reduced(_in_common_units(part), tolerance) for part in _by_speed(given)]
+    if len(parts) > 1:
+        A, B, C = zip(*parts)
+        yield _Parts(torch.block_diag(*A), torch.cat(B), torch.cat(C, -1))
+    yield _reduced(given, tolerance)
+
+
+def _reduced(parts: _Parts, tolerance: float) -> _Parts:
+    """What is reached, and of that what is shown."""
+    A, B, C = parts
+    basis = reached(A, B, tolerance)
+    A, B, C = basis.mH @ A @ basis, basis.mH @ B, C @ basis
+    basis = reached(A.mH, C.mH, tolerance)
+    return _Parts(basis.mH @ A @ basis, basis.mH @ B, C @ basis)
+
+
+def _frequencies(A: Tensor) -> list[Tensor]:
+    """Complex frequencies z (angles,) of one size each: below the slowest pole, above each pole that is well apart from
+    the next, and above the fastest."""
+    sizes = torch.linalg.eigvals(A).abs().sort().values
+    fastest = float(sizes[-1]) or float(torch.linalg.matrix_norm(A)) or 1.0
+    sizes = sizes[sizes > len(A) * torch.finfo(sizes.dtype).eps * fastest]  # slower ones are zero but for rounding
+    above = [2 * fastest, *([float(sizes[0]) / 2] if len(sizes) else [])]
+    for slow, fast in zip(sizes[:-1].tolist(), sizes[1:].tolist()):
+        if fast > 1.5 * slow:
+            above.append(min(2 * slow, (slow * fast) ** 0.5))
+    angles = torch.tensor(_ANGLES, dtype=torch.float64, device=A.device)
+    return [torch.polar(torch.full_like(angles, size), angles) for size in above]
+
+
+class _Seen(NamedTuple):
+    """What inputs and outputs have to do with the states at frequencies z.
+
+    Shapes:  reached: (angles, n, m)   shown: (angles, p, n)   response: (angles, p, m), and what it would be if
+             nothing cancelled
+    """
+
+    reached: Tensor
+    shown: Tensor
+    response: Tensor
+    largest: Tensor
+
+
+def _responses(parts: _Parts, z: Tensor) -> _Seen:
+    A, B, C = (x.to(torch.complex128) for x in parts)
+    resolvent = z[:, None, None] * torch.eye(len(A), dtype=A.dtype, device=A.device) - A
+    to_state = torch.linalg.solve(resolvent, B)
+    to_output = torch.linalg.solve(resolvent, C.expand(len(z), *C.shape), left=False)
+    largest = torch.minimum(C.abs() @ to_state.abs(), to_output.abs() @ B.abs())
+    return _Seen(to_state, to_output, C @ to_state, largest)
+
+
+def _same(found: _Parts, given: _Parts, expected: list[_Seen], A: Tensor, tolerance: float) -> bool:
+    """Whether the responses are the given ones but for the tolerance, and for what rounding does to the given ones."""
+    rounding = 100 * len(given.A) * torch.finfo(torch.float64).eps
+    for z, seen in zip(_frequencies(A), expected):
+        error = (_responses(found, z).response - seen.response).abs().amax()
+        allowed = _WRONG * tolerance * seen.response.abs().amax() + rounding * seen.largest.amax()
+        if not bool(error <= allowed):
+            return False
+    return True
+
+
+def _in_units(parts: _Parts, units: Tensor) -> _Parts:
+    return _Parts(in_units(parts.A, units), parts.B / units.unsqueeze(-1), parts.C * units)
+
+
+def _in_common_units(parts: _Parts) -> _Parts:
+    """In units of the states in which inputs move each as much as it moves the outputs, without the states that
+    responses would not miss by more than rounding.
+
+    In other units of a state, how far it is moved is multiplied and how far it moves the outputs is divided, so their
+    product hangs on none. Each state is judged, and measured, at the frequencies at which this product is largest
+    beside those of the others: a slow state is small in all that is fast.
+    """
+    for _ in range(_ROUNDS):
+        counts = parts.A.new_zeros(len(parts.A)).abs()
+        units = counts + 1
+        for z in _frequencies(parts.A) if len(counts) else []:
+            seen = _responses(parts, z)
+            moved, moves = seen.reached.abs().amax((0, -1)), seen.shown.abs().amax((0, 1))
+            product = moved * moves
+            share = product / product.amax().clamp_min(torch.finfo(product.dtype).tiny)
+            units = torch.where(share > counts, (moved / moves).sqrt(), units)
+            counts = torch.maximum(counts, share)
+        kept = counts > len(counts) * torch.finfo(torch.float64).eps
+        parts = _in_units(_Parts(parts.A[kept][:, kept], parts.B[kept], parts.C[:, kept]), units[kept])
+    return parts
+
+
+def _by_speed(parts: _Parts) -> list[_Parts]:
+    """The system as a sum of systems, whose poles are of one size each. A state that counts in the sum counts in its
+    part, however small it is beside the others'."""
+    sizes = torch.linalg.eigvals(parts.A).abs().sort().values
+    if len(sizes) < 2:
+        return [parts]
+    slow, fast = sizes[:-1], sizes[1:]
+    slow = slow.clamp_min(len(sizes) * torch.finfo(sizes.dtype).eps * sizes[-1])
+    gap = int((fast / slow).argmax())
+    if not bool(fast[gap] > _APART * slow[gap]):
+        return [parts]
+    halves = _halves(parts, float((slow[gap] * fast[gap]).sqrt()), gap + 1)  # a size that no pole has
+    return [parts] if halves is None else [part for half in halves for part in _by_speed(half)]
+
+
+def _halves(parts: _Parts, between: float, n_slow: int) -> tuple[_Parts, _Parts] | None:
+    """The part whose ``n_slow`` poles are within a circle, and the rest; None where they are not told apart well."""
+    A, B, C = parts
+    identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    # Poles within the circle go to the left half plane, the others to the right
+    sign = torch.linalg.solve(A / between + identity, A / between - identity)
+    for _ in range(_STEPS):
+        inverse, info = torch.linalg.inv_ex(sign)
+        if int(info) or not bool(inverse.isfinite().all()):
+            return None
+        change, sign = torch.linalg.matrix_norm(inverse - sign) / 2, (sign + inverse) / 2
+        if change <= 1e-14 * len(A) * torch.linalg.matrix_norm(sign):
+            break
+    slow, fast = (identity - sign) / 2, (identity + sign) / 2
+    if not bool(torch.linalg.matrix_norm(slow, 2) < _WORST):
+        return None
+    U_slow, U_fast = torch.linalg.svd(slow).U[:, :n_slow], torch.linalg.svd(fast).U[:, : len(A) - n_slow]
+    back = torch.linalg.inv(torch.cat([U_slow, U_fast], -1))
+    to_slow, to_fast = back[:n_slow], back[n_slow:]
+    return (
+        _Parts(to_slow @ A @ U_slow, to_slow @ B, C @ U_slow),
+        _Parts(to_fast @ A @ U_fast, to_fast @ B, C @ U_fast),
+    )
