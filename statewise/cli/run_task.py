@@ -90,12 +90,16 @@ def _run(opened: ModelFolder, source: str | None) -> RunConfig:
     if opened.reads_text and source is not None:
         train = TrainConfig(budget=BudgetConfig(steps=1))
         return RunConfig(model=opened.model.config, data=TextDataConfig(), train=train)
-    choice = (
-        "text to evaluate it on; give --data, --text-file or" if opened.reads_text else "data to evaluate it on; give"
-    )
-    raise ConfigError(
-        f"{opened.folder} is a checkpoint without its run, and does not say which {choice} the run folder"
-    )
+    if opened.reads_text:
+        missing = "which text to evaluate it on; give --data, --text-file or the run folder"
+    elif source is not None:
+        missing = (
+            "how its data are read and what its outputs mean, so --data cannot be scored; give the run folder, or "
+            "compare what `statewise predict` answers"
+        )
+    else:
+        missing = "which data to evaluate it on; give the run folder"
+    raise ConfigError(f"{opened.folder} is a checkpoint without its run, and does not say {missing}")
 
 
 def _tokenizer(opened: ModelFolder, data: DataConfig) -> str | None:

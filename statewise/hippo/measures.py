@@ -39,7 +39,7 @@ def transition(
     tlagt           Laguerre polynomials under the weight e^(-beta s)     unit of time, 1 as published
     glagt           generalised Laguerre, s^-alpha e^(-beta s)            unit of time, 1 as published
     fourier         Fourier on the last theta (FouT)                      the window, 2 as published in code
-    fourier_diag    damped Fourier e^(-s/2) cos and sin 2 pi k s (FouD)   period and unit of time, 1 as published
+    fourier_diag    decaying Fourier e^(-s/2) cos, sin 2 pi k s (FouD)    period and unit of time, 1 as published
     lmu             shifted Legendre on the last theta, newest at 0       the window, 1 as published
     ==============  ====================================================  ==========================================
 
@@ -147,7 +147,7 @@ def check(measure: str, n: int, *, alpha: float = 0.0, beta: float = 1.0, pairs:
     window(measure)
     check_order(measure, n, pairs=pairs or measure in ("fourier", "fourier_diag"))
     if measure not in ("lagt", "tlagt", "glagt") and beta != 1.0:
-        raise InputError(f"beta scales the input of lagt; {measure} has none: leave it out")
+        raise InputError(f"beta is of lagt, tlagt and glagt; {measure} has none: leave it out")
     if not (is_number(beta) and math.isfinite(beta)) or (measure == "lagt" and beta == 0):
         raise InputError(f"beta must be a finite number other than zero, got {beta!r}")
     least = {"tlagt": -1.0, "glagt": 0.0}.get(measure)

@@ -67,10 +67,10 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
         channels = [_channel(*system, n_states) for system in zip(*_real_systems(mixer))]
         poles, gains = (torch.stack([z[i] for z, _ in channels]) for i in (0, 1))
         if mixer.config.method == "zoh":
-            A = poles.log() / dt.unsqueeze(-1)
+            A = _decaying(poles.log(), dt)
             input_gain = (poles - 1) / A
         else:
-            A = 2 / dt.unsqueeze(-1) * (poles - 1) / (poles + 1)
+            A = _decaying(2 * (poles - 1) / (poles + 1), dt)
             input_gain = dt.unsqueeze(-1) * (poles + 1) / 2
         layer = _built(mixer, n_states, A, gains / input_gain.unsqueeze(-2))
     hankel, bound, condition = (torch.stack([z[i] for z, _ in channels]) for i in (2, 3, 4))
@@ -79,6 +79,11 @@ def reduce_s4d(mixer: S4D, n_states: int) -> ReducedS4D:
 
 def is_even(n: object) -> TypeGuard[int]:
     return isinstance(n, int) and not isinstance(n, bool) and not n % 2
+
+
+def _decaying(A_dt: Tensor, dt: Tensor) -> Tensor:
+    """A (d_model, n) of what it is times dt. A pole so slow that rounding took its decay keeps the least there is."""
+    return torch.complex(A_dt.real.clamp_max(-torch.finfo(torch.float64).eps), A_dt.imag) / dt.unsqueeze(-1)
 
 
 def _real_systems(mixer: S4D) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,8 +36,10 @@ def reduce_model(model: ModelT, n_states: int) -> ReducedModel[ModelT]:
     """The model with ``n_states`` states a channel in its S4D layers, which computes nearly the same.
 
     Each S4D layer that has more states is reduced by :func:`~statewise.mixers.s4d_reduction.reduce_s4d`, also one
-    inside another mixer. All else is copied: other layers, dtypes, rates, training mode. The given model stays as it
-    is. The config of the new one fits, so you can save, load and train it as any other.
+    inside another mixer; one that stands in several places is reduced once, and stands in all of them again. All else
+    is copied: other layers, dtypes, training mode, and the rate, at which the bounds hold. The given model stays as it
+    is. The config of the new one fits, so you can save, load and train it as any other; a rate is not saved, of any
+    model: set it again.
 
     Shapes:  n_states: even, at least 2   ->   :class:`ReducedModel`
     Cost:    that of ``reduce_s4d`` for each layer, and the memory of a second model.
@@ -63,7 +65,15 @@ def reduce_model(model: ModelT, n_states: int) -> ReducedModel[ModelT]:
             f"reduce_model: no layer has more than n_states={n_states} states to reduce; "
             f"{found if mixers else 'the model has no S4D layer'}"
         )
-    layers = {name: reduce_s4d(mixer, n_states) for name, mixer in larger.items()}
+    once: dict[S4D, ReducedS4D] = {}
+    for name, mixer in larger.items():
+        if mixer in once:
+            continue
+        try:
+            once[mixer] = reduce_s4d(mixer, n_states)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+    layers = {name: once[mixer] for name, mixer in larger.items()}
     return ReducedModel(with_mixers(model, {name: reduced.layer for name, reduced in layers.items()}), layers)
 
 

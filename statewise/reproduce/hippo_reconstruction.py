@@ -28,7 +28,8 @@ REAL = ("sunspots", "co2")
 @dataclass(frozen=True, kw_only=True)
 class HippoSettings(Settings):
     """orders:   N, the numbers that a state holds of the past
-    measures: of :func:`statewise.hippo.transition`
+    measures: of :func:`statewise.hippo.transition`, but for "tlagt" and "glagt": they are polynomials, which outgrow
+              every bound with age, where their weight forgets
     window:   steps of the past that are reconstructed; the signal is so long, and then as long again before it for the
               measures that forget, which LegS does not
     cycles:   of the noise in a window at most; n_signals: how many of it

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.systems.base import System
+from statewise.systems.discrete import DiscreteSystem
 from statewise.systems.gramians import _dense, _with_outputs
 from statewise.systems.reachability import controllability_rank, observability_rank
+from statewise.systems.responses import Parts, Reference
 from statewise.systems.units import even_units, in_units
 
 _S = TypeVar("_S", bound=System)
-_DIGITS_LEFT = 1e-4  # of the system's dtype: below it a form is told to be useless
+_DIGITS_LEFT = 1e-4  # of the responses: below it a form is told to be useless
 
 
 class Canonical(NamedTuple, Generic[_S]):
@@ -27,8 +30,8 @@ class Canonical(NamedTuple, Generic[_S]):
 
     system:     the kind and precision of the given one
     T:          (..., n, n), complex128 or float64: x = T z, with z the new state
-    condition:  (...) float64, the condition number of T: rounding errors of the new system grow by up to this factor on
-                their way to the outputs. 1 is best
+    condition:  (...) float64, the condition number of T, in your units of the states: rounding errors of the new state
+                grow by up to this factor on their way back to x. 1 is best
     """
 
     system: _S
@@ -96,8 +99,9 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
     C holds the numerator of the transfer function, its lowest power first. ``observable`` is the transpose: the
     coefficients are the last column of A, and C = [0, ..., 0, 1].
 
-    Textbooks and transfer functions use it. To compute with, it is poor beyond about ten states: ``condition`` says how
-    poor, and a warning where fewer than about four digits of the system's dtype are left.
+    Textbooks and transfer functions use it. To compute with, it is poor beyond about ten states, and where poles are
+    far apart: a warning says so where the responses of the result, around the size of each pole, are off by more than
+    1e-4 of theirs.
 
     Shapes:  one input (``controllable``) or one output (``observable``)   ->   a dense system, with the leading axes
     Cost:    O(n^3), in float64; the result is rounded to the system's dtype. It carries no gradient.
@@ -130,7 +134,7 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
     if bool((rank < n).any()):
         raise InputError(
             f"only {int(rank.min())} of {n} states are {kind}, so there is no {kind} companion form; use "
-            "minimal_realization first"
+            "minimal_realization first, or bring groups of states to units of one size if it leaves none out"
         )
     a = _characteristic_polynomial(A)
     columns = [B[..., 0]]
@@ -141,14 +145,15 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
     companion[..., -1, :] = -a[..., 1:].flip(-1)
     last = torch.zeros_like(B)
     last[..., -1, 0] = 1
-    condition = torch.linalg.cond(T)
-    _warn_if_useless("companion_form", condition, system)
     C = None if C is None else C @ T
     if kind == "observable":
         assert C is not None
         # The transposed system is A' T = T A'_c, so A T^-T = T^-T A_c
-        return Canonical(system._with(companion.mT, C.mT, last.mT), torch.linalg.inv(T.mT), condition)
-    return Canonical(system._with(companion, last, C), T, condition)
+        found = Canonical(system._with(companion.mT, C.mT, last.mT), torch.linalg.inv(T.mT), torch.linalg.cond(T))
+    else:
+        found = Canonical(system._with(companion, last, C), T, torch.linalg.cond(T))
+    _warn_if_wrong(found, system)
+    return found
 
 
 def normal_plus_low_rank(
@@ -280,3 +285,29 @@ def _warn_if_useless(form: str, condition: Tensor, system: System) -> None:
             "result may be wrong in every digit; use the system as it is",
             stacklevel=3,
         )
+
+
+def _warn_if_wrong(found: Canonical[_S], given: System) -> None:
+    """By the responses themselves, which the condition of T says little of where units or poles are far apart."""
+    discrete, worst = isinstance(given, DiscreteSystem), 0.0
+    for before, after in zip(_systems(given, None), _systems(found.system, found.T)):
+        error = Reference.of(before.in_even_units(), discrete).error(after)
+        worst = max(worst, error if math.isfinite(error) else math.inf)
+    if worst > _DIGITS_LEFT:
+        warnings.warn(
+            f"companion_form: responses of the result are off by {worst:.1e} of theirs in {given.A.dtype}, since its "
+            "coefficients are too far apart; use the system as it is",
+            stacklevel=3,
+        )
+
+
+def _systems(system: System, T: Tensor | None) -> Iterator[Parts]:
+    """One by one. A system without C shows its state, x = T z."""
+    A, B = _dense(system)
+    n = A.shape[-1]
+    if system.C is not None:
+        C = _with_outputs(system).C
+    else:
+        C = torch.eye(n, dtype=A.dtype, device=A.device).expand_as(A) if T is None else T
+    for a, b, c in zip(A.reshape(-1, n, n), B.reshape(-1, n, B.shape[-1]), C.reshape(-1, *C.shape[-2:])):
+        yield Parts(a, b, c)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.systems.base import System
+from statewise.systems.discrete import DiscreteSystem
 from statewise.systems.gramians import _with_outputs
 from statewise.systems.reachability import check_tolerance, reached
-from statewise.systems.units import even_units, in_units
+from statewise.systems.responses import Parts, Reference, frequencies, responses
 
 _S = TypeVar("_S", bound=System)
-_ANGLES = (0.0, 0.9, 2.2)  # of the frequencies at which systems are looked at; one alone may meet a zero
 _APART = 8.0  # times as fast: from there on two groups of poles are reduced each for itself
 _ROUNDS = 3  # of choosing units: in the first ones rounding may look like a movement
 _STEPS = 40  # of Newton's method, which takes about ten
@@ -23,19 +23,14 @@ _WORST = 1e6  # norm of a projection onto one of two groups; with a larger one t
 _WRONG = 1e3  # times the tolerance, of the responses
 
 
-class _Parts(NamedTuple):
-    A: Tensor
-    B: Tensor
-    C: Tensor
-
-
 def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     """The system with the fewest states that has the same responses: only those that are reached and shown.
 
-    Works for any A, also one that grows, in any units of the states, and for fast and slow parts side by side. What is
-    nearly unreachable stays; :func:`balanced_truncation` leaves that out too, with a bound. A smaller system is only
-    returned if its responses, around the size of each pole, are the given ones within 1,000 times ``tolerance``: where
-    rounding blurs which states count, some stay that need not. With nothing to leave out it comes back as it is.
+    Works for any A, also one that grows, in any units of states, inputs and outputs, and for fast and slow parts side
+    by side. What is nearly unreachable stays; :func:`balanced_truncation` leaves that out too, with a bound. A smaller
+    system is only returned if its responses, around the size of each pole, are the given ones within 1,000 times
+    ``tolerance``: where rounding blurs which states count, some stay that need not. With nothing to leave out the
+    system comes back as it is.
 
     Shapes:  one system, without leading axes   ->   the same kind, dense, with at most n states; D, ``dt`` and
              ``reads`` stay
@@ -54,88 +49,46 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     if system.leading:
         raise InputError(f"minimal_realization takes one system; got a batch {system.leading}: index it")
     check_tolerance(tolerance)
-    given = _in_units(_Parts(A, B, C), even_units(A))
-    expected = [_responses(given, z) for z in _frequencies(A)]
-    best = given
-    for found in _candidates(given, tolerance):
-        if len(found.A) < len(best.A) and _same(found, given, expected, A, tolerance):
+    given, discrete = Parts(A, B, C).in_even_units(), isinstance(system, DiscreteSystem)
+    of_inputs, of_outputs = _lengths(given.B, 0), _lengths(given.C, 1)  # as the states, each in its own unit
+    given = Parts(given.A, given.B / of_inputs, given.C / of_outputs)
+    best, reference = given, Reference.of(given, discrete)
+    for found in _candidates(given, discrete, tolerance):
+        if len(found.A) < len(best.A) and reference.error(found) <= _WRONG * tolerance:
             best = found
     if not len(best.A):
         raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
-    return system._with(*((A, B, C) if best is given else best))
+    if best is given:
+        return system._with(A, B, C)
+    return system._with(best.A, best.B * of_inputs, best.C * of_outputs)
 
 
-def _candidates(given: _Parts, tolerance: float) -> Iterator[_Parts]:
+def _lengths(vectors: Tensor, dim: int) -> Tensor:
+    """Of columns (dim 0) or rows (dim 1), as powers of two; 1 for those that are zero."""
+    length = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    return torch.where(length > 0, torch.exp2(length.log2().round()), 1.0)
+
+
+def _candidates(given: Parts, discrete: bool, tolerance: float) -> Iterator[Parts]:
     """Reduced by several ways, each of which is wrong for some systems whose numbers span many orders of magnitude."""
-    yield _reduced(_in_common_units(given), tolerance)
-    parts = [_reduced(_in_common_units(part), tolerance) for part in _by_speed(given)]
+    yield _reduced(_in_common_units(given, discrete), tolerance)
+    parts = [_reduced(_in_common_units(part, discrete), tolerance) for part in _by_speed(given)]
     if len(parts) > 1:
         A, B, C = zip(*parts)
-        yield _Parts(torch.block_diag(*A), torch.cat(B), torch.cat(C, -1))
+        yield Parts(torch.block_diag(*A), torch.cat(B), torch.cat(C, -1))
     yield _reduced(given, tolerance)
 
 
-def _reduced(parts: _Parts, tolerance: float) -> _Parts:
+def _reduced(parts: Parts, tolerance: float) -> Parts:
     """What is reached, and of that what is shown."""
     A, B, C = parts
     basis = reached(A, B, tolerance)
     A, B, C = basis.mH @ A @ basis, basis.mH @ B, C @ basis
     basis = reached(A.mH, C.mH, tolerance)
-    return _Parts(basis.mH @ A @ basis, basis.mH @ B, C @ basis)
+    return Parts(basis.mH @ A @ basis, basis.mH @ B, C @ basis)
 
 
-def _frequencies(A: Tensor) -> list[Tensor]:
-    """Complex frequencies z (angles,) of one size each: below the slowest pole, above each pole that is well apart from
-    the next, and above the fastest."""
-    sizes = torch.linalg.eigvals(A).abs().sort().values
-    fastest = float(sizes[-1]) or float(torch.linalg.matrix_norm(A)) or 1.0
-    sizes = sizes[sizes > len(A) * torch.finfo(sizes.dtype).eps * fastest]  # slower ones are zero but for rounding
-    above = [2 * fastest, *([float(sizes[0]) / 2] if len(sizes) else [])]
-    for slow, fast in zip(sizes[:-1].tolist(), sizes[1:].tolist()):
-        if fast > 1.5 * slow:
-            above.append(min(2 * slow, (slow * fast) ** 0.5))
-    angles = torch.tensor(_ANGLES, dtype=torch.float64, device=A.device)
-    return [torch.polar(torch.full_like(angles, size), angles) for size in above]
-
-
-class _Seen(NamedTuple):
-    """What inputs and outputs have to do with the states at frequencies z.
-
-    Shapes:  reached: (angles, n, m)   shown: (angles, p, n)   response: (angles, p, m), and what it would be if
-             nothing cancelled
-    """
-
-    reached: Tensor
-    shown: Tensor
-    response: Tensor
-    largest: Tensor
-
-
-def _responses(parts: _Parts, z: Tensor) -> _Seen:
-    A, B, C = (x.to(torch.complex128) for x in parts)
-    resolvent = z[:, None, None] * torch.eye(len(A), dtype=A.dtype, device=A.device) - A
-    to_state = torch.linalg.solve(resolvent, B)
-    to_output = torch.linalg.solve(resolvent, C.expand(len(z), *C.shape), left=False)
-    largest = torch.minimum(C.abs() @ to_state.abs(), to_output.abs() @ B.abs())
-    return _Seen(to_state, to_output, C @ to_state, largest)
-
-
-def _same(found: _Parts, given: _Parts, expected: list[_Seen], A: Tensor, tolerance: float) -> bool:
-    """Whether the responses are the given ones but for the tolerance, and for what rounding does to the given ones."""
-    rounding = 100 * len(given.A) * torch.finfo(torch.float64).eps
-    for z, seen in zip(_frequencies(A), expected):
-        error = (_responses(found, z).response - seen.response).abs().amax()
-        allowed = _WRONG * tolerance * seen.response.abs().amax() + rounding * seen.largest.amax()
-        if not bool(error <= allowed):
-            return False
-    return True
-
-
-def _in_units(parts: _Parts, units: Tensor) -> _Parts:
-    return _Parts(in_units(parts.A, units), parts.B / units.unsqueeze(-1), parts.C * units)
-
-
-def _in_common_units(parts: _Parts) -> _Parts:
+def _in_common_units(parts: Parts, discrete: bool) -> Parts:
     """In units of the states in which inputs move each as much as it moves the outputs, without the states that
     responses would not miss by more than rounding.
 
@@ -146,19 +99,19 @@ def _in_common_units(parts: _Parts) -> _Parts:
     for _ in range(_ROUNDS):
         counts = parts.A.new_zeros(len(parts.A)).abs()
         units = counts + 1
-        for z in _frequencies(parts.A) if len(counts) else []:
-            seen = _responses(parts, z)
+        for z in frequencies(parts.A, discrete) if len(counts) else []:
+            seen = responses(parts, z)
             moved, moves = seen.reached.abs().amax((0, -1)), seen.shown.abs().amax((0, 1))
             product = moved * moves
             share = product / product.amax().clamp_min(torch.finfo(product.dtype).tiny)
-            units = torch.where(share > counts, (moved / moves).sqrt(), units)
-            counts = torch.maximum(counts, share)
+            more = share > counts
+            units, counts = torch.where(more, (moved / moves).sqrt(), units), torch.where(more, share, counts)
         kept = counts > len(counts) * torch.finfo(torch.float64).eps
-        parts = _in_units(_Parts(parts.A[kept][:, kept], parts.B[kept], parts.C[:, kept]), units[kept])
+        parts = Parts(parts.A[kept][:, kept], parts.B[kept], parts.C[:, kept]).in_units(units[kept])
     return parts
 
 
-def _by_speed(parts: _Parts) -> list[_Parts]:
+def _by_speed(parts: Parts) -> list[Parts]:
     """The system as a sum of systems, whose poles are of one size each. A state that counts in the sum counts in its
     part, however small it is beside the others'."""
     sizes = torch.linalg.eigvals(parts.A).abs().sort().values
@@ -173,7 +126,7 @@ def _by_speed(parts: _Parts) -> list[_Parts]:
     return [parts] if halves is None else [part for half in halves for part in _by_speed(half)]
 
 
-def _halves(parts: _Parts, between: float, n_slow: int) -> tuple[_Parts, _Parts] | None:
+def _halves(parts: Parts, between: float, n_slow: int) -> tuple[Parts, Parts] | None:
     """The part whose ``n_slow`` poles are within a circle, and the rest; None where they are not told apart well."""
     A, B, C = parts
     identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
@@ -193,6 +146,6 @@ def _halves(parts: _Parts, between: float, n_slow: int) -> tuple[_Parts, _Parts]
     back = torch.linalg.inv(torch.cat([U_slow, U_fast], -1))
     to_slow, to_fast = back[:n_slow], back[n_slow:]
     return (
-        _Parts(to_slow @ A @ U_slow, to_slow @ B, C @ U_slow),
-        _Parts(to_fast @ A @ U_fast, to_fast @ B, C @ U_fast),
+        Parts(to_slow @ A @ U_slow, to_slow @ B, C @ U_slow),
+        Parts(to_fast @ A @ U_fast, to_fast @ B, C @ U_fast),
     )

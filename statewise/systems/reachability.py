@@ -45,8 +45,9 @@ def controllability_rank(system: System, *, tolerance: float = 1e-10) -> Tensor:
 
     An orthonormal basis grows block by block from B, A B, ...; a direction counts if it is longer than ``tolerance``
     times the norm of A (of B, in the first block), in units of the states in which A's rows and columns are of one
-    length (Osborne 1960). So a change of that relative size in A and B is what it takes to cut the others off. Only a
-    state that no other reaches, or that reaches no other, keeps your unit.
+    length (Osborne 1960). So a change of that relative size in A and B is what it takes to cut the others off. States
+    keep your unit where no path leads from them to others and back, and groups of states their units among each other:
+    bring those to units of one size first.
 
     Shapes:  tolerance: above 0   ->   (...), int64
     Cost:    O(n^3) for each system, one after the other.
@@ -92,7 +93,7 @@ def reached(A: Tensor, B: Tensor, tolerance: float) -> Tensor:
     basis, block = A.new_zeros(A.shape[-1], 0), B
     if not len(A):
         return basis
-    scale = torch.linalg.matrix_norm(B, 2)
+    scale, later = torch.linalg.matrix_norm(B, 2), torch.linalg.matrix_norm(A, 2)
     while basis.shape[-1] < A.shape[-1]:
         for _ in range(2):  # the second time takes away what rounding left
             block = block - basis @ (basis.mH @ block)
@@ -101,5 +102,5 @@ def reached(A: Tensor, B: Tensor, tolerance: float) -> Tensor:
         if not new.shape[-1]:
             break
         basis = torch.cat([basis, new], -1)
-        block, scale = A @ new, torch.linalg.matrix_norm(A, 2)
+        block, scale = A @ new, later
     return basis

@@ -11,7 +11,7 @@ _MOST_SWEEPS = 50
 def even_units(A: Tensor) -> Tensor:
     """d (..., n), powers of two: diag(d)^-1 A diag(d) has rows and columns of nearly one length. It costs no digits.
 
-    A state that no other reaches, or that reaches no other, stays as it is.
+    A state from which no path leads to others and back stays as it is, and so do groups of states among each other.
 
     Source:  Osborne 1960, On pre-conditioning of matrices; Parlett & Reinsch 1969.
 

@@ -279,7 +279,7 @@ def test_random_transition() -> None:
         (lambda: transition("legt", 4, theta=math.nan), "theta is a length of time"),
         (lambda: transition("legt", 4, theta=1.0, halved=True), "give only one"),
         (lambda: transition("legs", 4, halved=True), "S4's variant of legt"),
-        (lambda: transition("legs", 4, beta=2.0), "beta scales the input of lagt"),
+        (lambda: transition("legs", 4, beta=2.0), "beta is of lagt, tlagt and glagt; legs has none"),
         (lambda: transition("lagt", 4, beta=0.0), "other than zero"),
         (lambda: transition("tlagt", 4, beta=-1.0), "beta of tlagt, .* must be above -1; got -1.0"),
         (lambda: transition("glagt", 4, beta=0.0), "beta of glagt, .* must be above 0; got 0.0"),

@@ -92,7 +92,10 @@ def test_reconstruction_at_many_times_at_once() -> None:
         (lambda: project(torch.ones(1, 3), "legs", 4, theta=3.0), "legs remembers all of the past"),
         (lambda: project(torch.ones(1, 3), "legt", 4), "legt needs theta"),
         (lambda: project(torch.ones(1, 3), "legt", 4, theta=-1.0), "theta is a length of time"),
-        (lambda: project(torch.ones(1, 3), "legt", 4, theta=3.0, beta=2.0), "beta scales the input of lagt"),
+        (
+            lambda: project(torch.ones(1, 3), "legt", 4, theta=3.0, beta=2.0),
+            "beta is of lagt, tlagt and glagt; legt has none",
+        ),
         (lambda: project(torch.ones(1, 3), "legt", 4, theta=3.0, dt=0.0), "dt is the time"),
         (lambda: project(torch.ones(1, 3), "legs", 4, method="foh"), "projected by zoh, bilinear, euler, .* got 'foh'"),
         (lambda: project(torch.ones(1, 3), "legt", 4, theta=3.0, method="foh"), "got 'foh'"),

@@ -129,3 +129,19 @@ def test_a_model_that_its_config_does_not_describe_is_not_saved(tmp_path: Path) 
     ):
         sw.save(other, tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_layer_in_two_places_stays_one_and_slow_poles_stay_finite() -> None:
+    model = MODELS["classifier"].build()
+    first = model.layers[0].mixer
+    model.layers[1].mixer.second = first
+    with torch.no_grad():
+        first.dynamics.log_decay.fill_(-30.0)
+    small, reduced = sw.reduce_model(model, 8)
+    assert small.layers[0].mixer is small.layers[1].mixer.second
+    assert reduced["layers.0.mixer"] is reduced["layers.1.mixer.second"]
+    assert all(bool(parameter.isfinite().all()) for parameter in small.parameters())
+    with torch.no_grad():
+        first.readout.C[0] = torch.nan
+    with pytest.raises(InputError, match=r"^layers\.0\.mixer: C holds NaN or infinity"):
+        sw.reduce_model(model, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import pytest
 import torch
@@ -96,8 +97,36 @@ def test_companion_form_is_refused_where_there_is_none() -> None:
         companion_form(random(3, 2, 1))
     with pytest.raises(InputError, match="use 'controllable' or 'observable'"):
         companion_form(two, "jordan")  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="companion_form: the new coordinates have condition"):
+    with pytest.warns(UserWarning, match="companion_form: responses of the result are off by"):
         companion_form(ContinuousSystem(*hippo.transition("legs", 16)))
+
+
+def test_companion_form_is_judged_by_its_responses() -> None:
+    """Not by the condition of T: four oscillators have a small one and a wrong form, a fast low-pass the other way."""
+    parts = []
+    for frequency, damping in ((706.0, 0.368), (1.05, 0.157), (1.4, 0.0506), (10.4, 0.0445)):
+        parts.append(torch.tensor([[0.0, 1.0], [-(frequency**2), -2 * damping * frequency]], dtype=F64))
+    B = torch.stack([torch.stack([torch.zeros((), dtype=F64), -part[1, 0]]) for part in parts]).flatten()
+    C = torch.tensor([1.0, 0.0], dtype=F64).repeat(4)
+    oscillators = ContinuousSystem(torch.block_diag(*parts), B, C)
+    omega = torch.logspace(-2, 4, 200, dtype=F64)
+
+    def error(system: ContinuousSystem, kind: Literal["controllable", "observable"]) -> float:
+        found, expected = (s.frequency_response(omega) for s in (companion_form(system, kind).system, system))
+        return float((found - expected).abs().max() / expected.abs().max())
+
+    cut = 6283.0
+    low_pass = ContinuousSystem(
+        torch.tensor([[-2 * cut, -2 * cut**2, -(cut**3)], [1, 0, 0], [0, 1, 0]], dtype=F64),
+        torch.tensor([1.0, 0, 0], dtype=F64),
+        torch.tensor([0, 0, cut**3], dtype=F64),
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert error(low_pass, "observable") < 1e-9
+        assert not told
+    with pytest.warns(UserWarning, match="responses of the result are off by"):
+        assert error(oscillators, "controllable") > 1e-3
 
 
 @pytest.mark.parametrize(

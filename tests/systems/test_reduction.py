@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from statewise import hippo
 from statewise.errors import InputError
 from statewise.systems import (
     ContinuousSystem,
@@ -320,3 +321,48 @@ def test_a_coupling_that_is_rounding_reaches_nothing() -> None:
     A = torch.tensor([[-1.0, 0.5], [1e-17, -2.0]], dtype=F64)
     system = ContinuousSystem(A, torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
     torch.testing.assert_close(minimal_realization(system).A, torch.tensor([[-1.0]], dtype=F64))
+
+
+def test_delay_lines_and_large_measures_come_back_as_they_are() -> None:
+    """All their poles are equal, and the resolvent falls with every state: far out, most of them are nothing."""
+    taps = torch.linspace(1.0, 0.1, 39, dtype=F64)
+    shift = torch.diag(torch.ones(38, dtype=F64), -1)
+    line = DiscreteSystem(shift, torch.eye(39, dtype=F64)[0], taps)
+    for system in (
+        line,
+        *(ContinuousSystem(*hippo.transition(m, 100), torch.ones(100, dtype=F64)) for m in ("lagt", "legs")),
+    ):
+        torch.testing.assert_close(minimal_realization(system).A, system.A, rtol=0, atol=0)
+    longer = replace(
+        line,
+        A=torch.block_diag(shift, torch.tensor([[0.5]], dtype=F64)),
+        B=torch.cat([line.B, torch.zeros(1, dtype=F64)]),
+        C=torch.cat([taps, torch.ones(1, dtype=F64)]),
+    )
+    minimal = minimal_realization(longer)
+    assert minimal.A.shape == (39, 39)
+    omega = torch.linspace(0.0, 3.0, 30, dtype=F64)
+    torch.testing.assert_close(minimal.frequency_response(omega), line.frequency_response(omega), rtol=0, atol=1e-9)
+
+
+def test_integrators_beside_a_fast_pole_and_channels_in_unlike_units() -> None:
+    chain = torch.diag(torch.ones(5, dtype=F64), -1)
+    chain[4, 3], chain[5, 4], chain[5, 5] = 0.0, 0.0, -2.0
+    chain[4, 4] = -1e4
+    system = ContinuousSystem(
+        chain,
+        torch.tensor([1.0, 0, 0, 0, 1e4, 0], dtype=F64),
+        torch.tensor([0.0, 0, 0, 1.0, 1.0, 1.0], dtype=F64),  # the last state is not reached
+    )
+    minimal = minimal_realization(system)
+    assert minimal.A.shape == (5, 5)
+    omega = torch.tensor([0.1, 1.0, 10.0, 1e4], dtype=F64)
+    expected = system.frequency_response(omega)
+    torch.testing.assert_close(minimal.frequency_response(omega), expected, rtol=1e-7, atol=1e-9)
+    unlike = torch.tensor([1.0, 1e-9, 1.0], dtype=F64)  # volts and nanometres
+    A = torch.tensor([[-1.0, 0, 0.3], [0, -2.0, 0], [0, 0, -3.0]], dtype=F64)
+    both = ContinuousSystem(A, torch.diag(unlike)[:, :2], torch.diag(unlike)[:2])
+    minimal = minimal_realization(both)
+    assert minimal.A.shape == (2, 2)
+    found, expected = (s.frequency_response(omega) for s in (minimal, both))
+    torch.testing.assert_close(found[..., 1, 1], expected[..., 1, 1], rtol=1e-7, atol=0)

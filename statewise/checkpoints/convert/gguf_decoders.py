@@ -50,7 +50,7 @@ def read_decoder(
         base = values.positive("rope.freq_base", 10_000.0)
         mixer = AttentionConfig(n_heads=n_heads, bias=True, d_rotary=d_rotary, rotary_base=base)
     expand = values.count("feed_forward_length") / d_model
-    parallel = rotary and values.flag("use_parallel_residual", True)
+    parallel = rotary and values.flag("use_parallel_residual", None)
     values.require_no_more()
     block = BlockConfig(
         mixer=mixer,
@@ -67,7 +67,7 @@ def read_decoder(
         layers=(block,) * n_layers,
         norm="layer",
         norm_eps=eps,
-        tie_embeddings="output.weight" not in shapes,
+        tie_embeddings=not rotary and "output.weight" not in shapes,  # as llama.cpp, which knows no tied gptneox
         max_positions=None if rotary else n_positions,
     )
 

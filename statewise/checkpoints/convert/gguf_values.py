@@ -37,9 +37,9 @@ class Values:
             raise self.wrong(key, "expected a number above 0")
         return found
 
-    def flag(self, key: str, default: bool = False) -> bool:
-        """The default if it is not there."""
-        if self.prefix + key not in self.metadata:
+    def flag(self, key: str, default: bool | None = False) -> bool:
+        """The default if it is not there; None: it has to be."""
+        if default is not None and self.prefix + key not in self.metadata:
             return default
         found = self._of(key)
         if not isinstance(found, bool):

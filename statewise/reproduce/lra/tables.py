@@ -17,7 +17,7 @@ from statewise.reproduce.lra.published import (
     arena_task,
     setting_of,
 )
-from statewise.reproduce.lra.settings import MODELS, Cell, LraSettings
+from statewise.reproduce.lra.settings import MODELS, Cell, LraSettings, run_config
 from statewise.reproduce.outcomes import LOST, each, known, mean, row_of, runs_of
 from statewise.reproduce.page import told
 from statewise.reproduce.report import Curve, Panel, Report, curves
@@ -108,7 +108,7 @@ def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]] | None:
 
     def ms(model: str, task: str) -> float | None:
         times = known(part.get("step_ms") for part in found.seeds(model, task))
-        return statistics.fmean(times) / config.scaled(model, task).batch_size if times else None
+        return statistics.fmean(times) / _rows_a_step(config, model, task) if times else None
 
     rows: list[dict[str, Any]] = [
         {"name": name, "times": [None] * len(TASKS), "overall": value} for name, value in SPEED.items()
@@ -127,6 +127,11 @@ def _speeds(config: LraSettings, found: Found) -> list[dict[str, Any]] | None:
     return rows
 
 
+def _rows_a_step(config: LraSettings, model: str, task: str) -> int:
+    train = run_config(config, model, task, config.seeds[0]).train  # which further settings may have changed
+    return train.batch_size * train.accumulation
+
+
 def _row(config: LraSettings, cell: Cell, part: Trial) -> dict[str, Any]:
     """A run's row of the table."""
     name = f"{cell.task}, {MODELS[cell.model]}" + (f", seed {cell.seed}" if len(config.seeds) > 1 else "")
@@ -141,8 +146,11 @@ def _scaled(config: LraSettings, found: Found) -> list[dict[str, Any]]:
     for model, task in dict.fromkeys(cell[:2] for cell in found.parts):
         was, now = setting_of(model, task), config.scaled(model, task)
         steps = max(known(each(runs_of(found.seeds(model, task)), "steps")), default=None)
-        pairs = [(getattr(now, name), getattr(was, name)) for name in ("d_model", "n_layers", "d_state", "batch_size")]
-        pairs += [(f"{now.lr:g}", f"{was.lr:g}"), ("-" if steps is None else f"{steps:,}", f"{was.steps:,}")]
+        run = run_config(config, model, task, config.seeds[0])
+        width, depth, lr = run.model.d_model, len(run.model.layers), run.train.optimizer.lr  # type: ignore[attr-defined]
+        pairs = [(width, was.d_model), (depth, was.n_layers), (now.d_state, was.d_state)]
+        pairs += [(_rows_a_step(config, model, task), was.batch_size), (f"{lr:g}", f"{was.lr:g}")]
+        pairs.append(("-" if steps is None else f"{steps:,}", f"{was.steps:,}"))
         if model == "transformer":
             pairs[2] = ("-", "-")
         is_known = model in SETTINGS and model != "h3"
