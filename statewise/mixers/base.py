@@ -293,17 +293,17 @@ def check_weight(x: Tensor, weight: Tensor, reader: str) -> None:
     )
 
 
-def check_input(x: Any, d_model: int, reader: str) -> None:
+def check_input(x: Any, d_model: int, reader: str, name: str = "x") -> None:
     """x a tensor (batch, length, d_model).
 
-    Errors:  InputError that names ``reader``.
+    Errors:  InputError that names ``reader``, and x by ``name``.
     """
     if not isinstance(x, Tensor):
-        raise InputError(f"{reader} needs x as a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+        raise InputError(f"{reader} needs {name} as a tensor, got {type(x).__name__}; use torch.as_tensor({name})")
     if x.ndim != 3 or x.shape[-1] != d_model:
-        raise InputError(f"{reader} needs x of shape (batch, length, {d_model}), got {tuple(x.shape)}")
+        raise InputError(f"{reader} needs {name} of shape (batch, length, {d_model}), got {tuple(x.shape)}")
     if x.layout != torch.strided:
-        raise InputError(f"{reader} needs x as {torch.strided}, got {x.layout}; use x.to_dense()")
+        raise InputError(f"{reader} needs {name} as {torch.strided}, got {x.layout}; use {name}.to_dense()")
 
 
 def shared_copy(module: ModuleT) -> ModuleT:

@@ -107,7 +107,8 @@ class MemoryReader(Mixer):
     other step, so that a layer cuts, pads and decodes as every other one.
 
     Packed rows: the i-th document of x sees the i-th of the memory, in each row. The first begins at the first step,
-    whether ``starts`` say so or not, and each other one where they say so, those of ``read`` for the memory.
+    whether ``starts`` say so or not, and each other one where they say so, those of ``read`` for the memory. Under
+    torch.compile nobody counts them: a document of x that the memory has none for sees nothing there.
     """
 
     reads_memory = True
@@ -129,8 +130,8 @@ class MemoryReader(Mixer):
         Cost:    of ``memory_proj``, one time for all steps that look at the memory.
         Errors:  InputError for shapes, dtypes and lengths that do not fit.
         """
-        name = f"{type(self).__name__}.read(memory)"
-        check_input(memory, self.d_memory, name)
+        name = f"{type(self).__name__}.read"
+        check_input(memory, self.d_memory, name, "memory")
         check_weight(memory, self.memory_proj.weight, name)
         masks = build_masks(memory, lengths, starts)
         document = torch.zeros(memory.shape[:2], dtype=torch.int64, device=memory.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -93,7 +94,8 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     Shapes:   q: (..., length, d)   k: (..., n_keys, d)   ->   each (...,)
               causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
     Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
-    Numerics: in float64. The error grows with |s|, not with d: what counts is how large queries and keys are. With an
+    Numerics: in float64, each to about 1e-8 of itself, however small, and infinite where it is beyond float64. The
+              error grows with |s|, not with d: what counts is how large queries and keys are. With an
               odd order a sum of weights may be near 0, and ``attention`` then has no bound.
     Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
     Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
@@ -115,14 +117,35 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     seen = torch.ones(length, n_keys, dtype=torch.bool, device=s.device)
     if causal:
         seen = seen.tril(n_keys - length)
+    s = s.masked_fill(~seen, 0.0)
+    ratio, similarity = _taylor_ratio(s, order)
+    bound = ((order + 1) * s.abs().log() - math.lgamma(order + 2) - s.clamp(max=0)).exp()
+    hidden = s.masked_fill(~seen, -torch.inf)
+    series = (hidden - hidden.amax(-1, keepdim=True)).exp() * ratio.masked_fill(~seen, 0.0)
+    moved = (hidden.softmax(-1) - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2
+    return TaylorError(similarity.amax((-1, -2)), bound.amax((-1, -2)), moved.amax(-1))
+
+
+def _taylor_ratio(s: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """p(s) / exp(s), with p the expansion that ends at s^order, and |p(s) / exp(s) - 1|; float64.
+
+    Above 0 they are incomplete Gamma functions. Below 0 the expansion cancels to nothing, so that what is left out of
+    it is summed, whose terms fall; where |s| is so large that these grow at first, the expansion's own do, and are.
+    """
+    x, n = (-s).clamp(min=0), s.new_tensor(order + 1.0)
+    above = s.clamp(min=0)
+    tail = term = torch.ones_like(s)
+    inner, j = x.clamp(max=order + 1.0), order + 1
+    while bool((term.abs() > 1e-18).any()):
+        j += 1
+        term = term * -inner / j
+        tail = tail + term
+    left_out = (n * inner.log() - math.lgamma(order + 2) + inner).exp() * tail  # as a share of exp(s)
     term = series = torch.ones_like(s)
-    for n in range(1, order + 1):
-        term = term * s / n
+    for j in range(1, order + 1):
+        term = term * -x / j
         series = series + term
-    remainder = (term * s / (order + 1)).abs()
-    relative = (series * (-s).exp() - 1).abs()
-    bound = remainder * (-s).exp().clamp(min=1)
-    softmax = s.masked_fill(~seen, -torch.inf).softmax(-1)
-    series = series * seen
-    moved = (softmax - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2
-    return TaylorError((relative * seen).amax((-1, -2)), (bound * seen).amax((-1, -2)), moved.amax(-1))
+    below = torch.where(x <= order + 1, 1 - (-1) ** (order + 1) * left_out, series * x.exp())
+    ratio = torch.where(s > 0, torch.special.gammaincc(n, above), below)
+    off = torch.where(x <= order + 1, left_out, (below - 1).abs())
+    return ratio, torch.where(s > 0, torch.special.gammainc(n, above), off)

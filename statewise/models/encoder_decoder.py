@@ -35,6 +35,9 @@ def with_memory(
     mixers = [block.mixer for block in model.blocks]
     if not any(mixer.reads_memory for mixer in mixers):
         raise InputError("no layer of this model reads a memory; give it a CrossAttentionConfig, or the linear one")
+    if not isinstance(memory, Tensor) or memory.ndim != 3:
+        got = tuple(memory.shape) if isinstance(memory, Tensor) else type(memory).__name__
+        raise InputError(f"with_memory needs memory as a tensor (batch, n_keys, d_memory), got {got}")
     state = model.initial_state(memory.shape[0], device=memory.device)
     layers = zip(mixers, state.layers)
     return state._replace(layers=tuple(m.with_memory(of, memory, lengths=lengths, starts=starts) for m, of in layers))

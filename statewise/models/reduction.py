@@ -36,8 +36,8 @@ def reduce_model(model: ModelT, n_states: int) -> ReducedModel[ModelT]:
     """The model with ``n_states`` states a channel in its S4D layers, which computes nearly the same.
 
     Each S4D layer that has more states is reduced by :func:`~statewise.mixers.s4d_reduction.reduce_s4d`, also one
-    inside another mixer; one that stands in several places is reduced once, and stands in all of them again. All else
-    is copied: other layers, dtypes, training mode, and the rate, at which the bounds hold. The given model stays as it
+    inside another mixer; one layer in several places is reduced once, and is one layer again. All else is copied: other
+    layers, dtypes, training mode, and the rate, at which the bounds hold. The given model stays as it
     is. The config of the new one fits, so you can save, load and train it as any other; a rate is not saved, of any
     model: set it again.
 

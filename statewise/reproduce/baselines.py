@@ -189,6 +189,8 @@ def report(config: BaselinesSettings, found: Found) -> Report:
                 "ours": format(statistics.fmean(ours), written) if len(ours) == len(parts) else LOST,
                 "spread": format(statistics.stdev(ours), written) if len(ours) == len(parts) > 1 else None,
                 "weights": parts[0]["parameters"],
+                "steps": round(statistics.fmean(part["steps"] for part in whole)) if whole else None,
+                "rate": run_config(config, arm, config.seeds[0]).train.optimizer.lr,
                 "cpu": statistics.fmean(part["cpu_seconds"] for part in whole) if whole else None,
                 "ms": statistics.fmean(1e3 * part["cpu_seconds"] / part["steps"] for part in whole) if whole else None,
                 "memory": parts[0]["peak_bytes"] / 1e6,

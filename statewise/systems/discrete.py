@@ -37,8 +37,8 @@ class DiscreteSystem(System):
         if not isinstance(self.dt, Tensor) and not is_number(self.dt):
             raise InputError(f"dt must be real and positive, got {self.dt!r}")
         dt = self.dt if isinstance(self.dt, Tensor) else torch.tensor(float(self.dt), dtype=real_dtype(self.A))
-        if dt.is_complex() or not dt.is_floating_point() or not bool((dt > 0).all()):
-            raise InputError(f"dt must be real and positive, got {self.dt}")
+        if dt.is_complex() or not dt.is_floating_point() or not bool(((dt > 0) & dt.isfinite()).all()):
+            raise InputError(f"dt must be real, positive and finite, got {self.dt}")
         try:
             torch.broadcast_shapes(dt.shape, self.leading)
         except RuntimeError:

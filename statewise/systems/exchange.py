@@ -21,7 +21,8 @@ def from_scipy(system: Any) -> ContinuousSystem | DiscreteSystem:
     unit) becomes 1. One input, or one output, has no axis.
 
     Shapes:  -> A (n, n), float64 or complex128
-    Errors:  InputError for anything else, a system without states, and where SciPy is not installed.
+    Errors:  InputError for anything else, a system without states, a transfer function whose numerator has the higher
+             order, and where SciPy is not installed.
 
     >>> from scipy import signal
     >>> from_scipy(signal.lti([1.0], [1.0, 0.5, 4.0])).poles().real
@@ -33,7 +34,10 @@ def from_scipy(system: Any) -> ContinuousSystem | DiscreteSystem:
         raise InputError(
             f"from_scipy takes a system of scipy.signal (StateSpace, lti, dlti, ...), got {type(system).__name__}"
         )
-    found: Any = system.to_ss()
+    try:
+        found: Any = system.to_ss()
+    except ValueError as error:  # a numerator of a higher order than the denominator
+        raise InputError(f"SciPy cannot bring this transfer function into states: {error}") from None
     return _ours(found.A, found.B, found.C, found.D, found.dt)
 
 

@@ -37,8 +37,8 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     Cost:    O(n^3) for each size that poles have, in float64; the result is rounded to the system's dtype.
     Errors:  InputError for a batch (each may have another order), a system without C, a tolerance that is not positive,
              and a system none of whose states counts: its responses are D alone.
-    Source:  Kalman 1963; the staircase form: Van Dooren 1981; fast and slow parts are told apart by the matrix sign
-             function: Roberts 1980, Int. J. Control 32(4).
+    Source:  Kalman 1963; the staircase form: Van Dooren 1981; the matrix sign function divides fast from slow: Roberts
+             1980, Int. J. Control 32(4).
 
     >>> from statewise.systems import ContinuousSystem
     >>> two = ContinuousSystem(-torch.ones(2), torch.ones(2), torch.ones(2), diagonal=True)
@@ -64,7 +64,7 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
 
 
 def _lengths(vectors: Tensor, dim: int) -> Tensor:
-    """Of columns (dim 0) or rows (dim 1), as powers of two; 1 for those that are zero."""
+    """The lengths of columns (dim 0) or rows (dim 1), as powers of two; 1 for those that are zero."""
     length = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
     return torch.where(length > 0, torch.exp2(length.log2().round()), 1.0)
 
@@ -94,7 +94,7 @@ def _in_common_units(parts: Parts, discrete: bool) -> Parts:
 
     In other units of a state, how far it is moved is multiplied and how far it moves the outputs is divided, so their
     product hangs on none. Each state is judged, and measured, at the frequencies at which this product is largest
-    beside those of the others: a slow state is small in all that is fast.
+    compared with the others: a slow state is small in all that is fast.
     """
     for _ in range(_ROUNDS):
         counts = parts.A.new_zeros(len(parts.A)).abs()

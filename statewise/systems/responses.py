@@ -33,8 +33,8 @@ class Parts(NamedTuple):
 def frequencies(A: Tensor, discrete: bool) -> list[Tensor]:
     """Complex frequencies z (k,), in groups at which responses are of one size.
 
-    Of a continuous system three each of the sizes below its slowest pole, above each pole that is well apart from the
-    next, and above the fastest; also about the norm of A, where all poles are much smaller. Of a discrete system, some
+    A continuous system has three each of the sizes below its slowest pole, above each pole that is well apart from the
+    next, and above the fastest; also about the norm of A, where all poles are much smaller. A discrete system has some
     of size 1, and outside the unit circle one near each pole, about as far from the circle as it is.
     """
     poles = torch.linalg.eigvals(A)

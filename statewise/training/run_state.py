@@ -75,6 +75,7 @@ class RunState:
         if initial is not None:
             ranks.agree(lambda: require_own_tokenizer(initial, run.config.data, self.task))
         self.model = ranks.build(self.task.run, self.task, self.device, latest or initial).train()
+        self._refuse_memory()
         self.model.gradient_checkpointing = self.config.gradient_checkpointing
         self.routers: Routers | None = watched(self.model, self.config.routing)
         if self.config.pieces > 1:
@@ -95,6 +96,14 @@ class RunState:
         else:
             ranks.begin_generators(self.config.seed, 0)
         self.carried = ranks.rows_of(self.carried)
+
+    def _refuse_memory(self) -> None:
+        for i, block in enumerate(getattr(self.model, "blocks", ())):
+            if block.mixer.reads_memory:
+                raise ConfigError(
+                    f"layers[{i}] reads a memory, and a run has none to give it, so it would learn nothing; write the "
+                    "loop yourself, as docs/tutorials/encoder-decoder.md does"
+                )
 
     def watching(self) -> AbstractContextManager[object]:
         """Around a call of the model that its routers' experts are counted in."""

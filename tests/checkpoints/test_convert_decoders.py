@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -218,6 +219,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"attention_layers": None, "attention_types": [["global", "far"]]},
         "attention_types=",
     ),
+    "endless kinds": (
+        "neo",
+        {"attention_layers": None, "attention_types": [[["local"], math.inf]]},
+        "attention_types=",
+    ),
     "listed kinds": ("neo", {"attention_layers": ["global"] * 5}, "attention_layers="),
     "listed kinds that are none": ("neo", {"attention_layers": ["global", "far"] * 2}, "attention_layers="),
     "listed kinds in a text": ("neo", {"attention_layers": "global"}, "attention_layers="),
@@ -266,7 +272,7 @@ def test_other_names_of_fields(name: str, folder: Path, tmp_path: Path) -> None:
     assert sw.load(other).config == sw.load(edited(path, tmp_path / "both", renamed)).config == config
     for alias, field in aliases.items():
         wrong = edited(path, tmp_path / "wrong", {alias: given[field] // 2})
-        words = f"as {alias} has it: {field}={given[field]} is not supported; expected {given[field] // 2}"
+        words = f"{alias}={given[field] // 2} and {field}={given[field]} are two names of one field"
         with pytest.raises(CheckpointError, match=words):
             sw.load(wrong)
 

@@ -106,6 +106,18 @@ def test_keys_that_may_be_missing(tmp_path: Path) -> None:
             read_gguf(tmp_path / f"{key}.gguf")
 
 
+def test_what_llama_cpp_asks_for_is_not_made_up(tmp_path: Path) -> None:
+    """A gptneox has a head of its own and says how its blocks are laid out; one without is damaged."""
+    file = read_file(write(build("gptneox"), tmp_path / "model.gguf"))
+    tensors = {name: file.read(name) for name in file.tensors}
+    head, how = "output.weight", "gptneox.use_parallel_residual"
+    write_file(tmp_path / "head.gguf", file.metadata, {name: t for name, t in tensors.items() if name != head})
+    write_file(tmp_path / "how.gguf", {key: v for key, v in file.metadata.items() if key != how}, tensors)
+    for name, missing in (("head", head), ("how", how)):
+        with pytest.raises(CheckpointError, match=missing):
+            read_gguf(tmp_path / f"{name}.gguf")
+
+
 def test_another_number_of_positions_is_refused(tmp_path: Path) -> None:
     file = read_file(write(build("gpt2"), tmp_path / "model.gguf"))
     tensors = {name: file.read(name) for name in file.tensors}

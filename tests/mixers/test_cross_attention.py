@@ -281,13 +281,20 @@ def test_what_does_not_fit_is_refused() -> None:
     mixer = build("softmax, grouped, wide memory")
     x, memory = signals(mixer)
     for call, words in (
-        (lambda: mixer.read(memory[..., :4]), r"CrossAttention\.read\(memory\) needs x of shape \(batch, length, 5\)"),
+        (lambda: mixer.read(memory[..., :4]), r"CrossAttention\.read needs memory of shape \(batch, length, 5\)"),
         (lambda: mixer.read(memory.float()), "float64"),
         (lambda: mixer.read(memory, lengths=torch.tensor([1, 2, 12])), "0..11"),
         (lambda: mixer(x, mixer.read(memory[:2])), "needs state.keys of shape"),
         (lambda: mixer(x, mixer.read(memory)._replace(document=torch.zeros(3, 2).long())), "of one length"),
         (lambda: mixer(x, build("elu").read(torch.randn(3, 4, 8, dtype=D))), "CrossAttentionState"),
         (lambda: sw.with_memory(sw.S4DConfig().build(4), memory), "got S4D"),
+        (
+            lambda: sw.with_memory(
+                sw.LanguageModelConfig(vocab_size=3, d_model=4, layers=(sw.CrossAttentionConfig(n_heads=2),)).build(),
+                [[1.0]],  # type: ignore[arg-type]
+            ),
+            r"needs memory as a tensor \(batch, n_keys, d_memory\), got list",
+        ),
         (
             lambda: sw.with_memory(
                 sw.LanguageModelConfig(vocab_size=3, d_model=4, layers=(sw.S4DConfig(),)).build(), memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
@@ -38,6 +39,28 @@ def test_taylor_of_any_order(order: int) -> None:
         ours = weights * seen / (weights * seen).sum(-1, keepdim=True)
         moved = ((softmax - ours).abs().sum(-1) / 2).amax(-1)
         torch.testing.assert_close(error.attention, moved, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [0, 1, 4, 5, 60, 121])
+def test_taylor_error_is_right_where_the_series_cancels(order: int) -> None:
+    """Beside sums of 300 digits; keys that no query sees say nothing."""
+    for s in (-60.0, -order - 1.5, -order - 0.5, -20.0, -3.0, -1e-3, 1e-3, 3.0, 20.0, 60.0):
+        with localcontext() as context:
+            context.prec = 300
+            series, term = Decimal(1), Decimal(1)
+            for n in range(1, order + 1):
+                term = term * Decimal(s) / n
+                series += term
+            known = float(abs(series / Decimal(s).exp() - 1))
+        error = taylor_error(torch.tensor([[1.0], [0.0]]), torch.tensor([[s], [-800.0]], dtype=torch.float64), order)
+        assert float(error.similarity) == pytest.approx(known if known > 1e-290 else 0.0, rel=1e-8, abs=1e-290)
+        assert error.similarity <= error.bound * (1 + 1e-8)
+
+
+def test_attention_moves_by_no_more_than_its_similarities() -> None:
+    k = torch.tensor([[-20.0], [-21.0], [-19.5]])
+    error = taylor_error(torch.ones(1, 1), k, 80, causal=False)
+    assert error.attention < error.similarity < error.bound < 3e-5
 
 
 def test_a_taylor_layer_of_a_high_order_is_softmax_attention() -> None:

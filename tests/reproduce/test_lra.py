@@ -175,6 +175,26 @@ def test_speed_is_beside_the_transformers() -> None:
     assert rows["ours: H3"] == ("2.00", "-", "-", "2.00", "-", "-", "-")  # a run that gave none
 
 
+def test_the_tables_have_the_sizes_of_the_runs() -> None:
+    """Further fields may set a batch of their own, and that is what a row's time is a share of."""
+    task = "listops-gen"
+    config = LraSettings(
+        models=("s4", "transformer"),
+        tasks=(task,),
+        batch_size=None,
+        test_rows=100,
+        settings=("train.batch_size=4", "train.accumulation=2", "train.optimizer.lr=0.5"),
+    )
+    ours = {cell: part(0.5, 10.0) for cell in config.cells()}
+    for n_test, words in ((100, False), (101, True)):
+        data = {task: {"sizes": {"train": 3, "test": n_test}, "described": "", "caveats": []}}
+        report = make_report(config, Found(data, ours))
+        assert {row[0]: row[1] for row in report.tables[1].rows}["ours: S4"] == "1.00"
+        sizes = {row[0]: row[4:6] for row in report.tables[3].rows}
+        assert sizes["listops-gen, S4"] == ("8 (32)", "0.5 (0.01)")
+        assert any("100 rows drawn from each test split" in note for note in report.tables[2].notes) is words
+
+
 def test_a_diverged_seed_is_shown_as_such(tmp_path: Path) -> None:
     config = LraSettings(models=("s4d", "h3"), tasks=("listops-gen",), seeds=(0, 1))
     lost = {**part(0.5), "seeds": {"seed": {"diverged": "step 3"}}, "ms_per_step": None}

@@ -187,6 +187,11 @@ class TestTrainedTasks:
         accuracy = np.mean([runs[f"gru-{seed}"]["evaluation"]["accuracy"] for seed in (0, 1)])
         assert rows["GRU"][1] == f"{accuracy:.1%}"
         assert all(run["peak_bytes"] > 1e5 for run in runs.values())
+        assert [*rows["GRU"][4:6]] == ["4", "0.002"]  # steps and rate
+        told = outcome.record["setting"]
+        assert "not those of the preset" in told
+        assert "train.budget.steps=4" in told
+        assert "Of the test split 16 rows were read." in told
         again = quick("baselines", tmp_path / "run", "seeds=[0,1]", 'arms=["s4d","gru"]')
         assert figures(again)["runs"] == runs
         for preset in ("acsf1", "co2", "fashion-mnist"):  # what is small for one is a field of all

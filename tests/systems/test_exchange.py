@@ -64,6 +64,8 @@ def test_every_kind_of_scipys() -> None:
     unitless = from_scipy(signal.dlti([1.0], [1.0, 0.5]))
     assert isinstance(unitless, DiscreteSystem)
     assert unitless.dt == 1
+    with pytest.raises(InputError, match="SciPy cannot bring this transfer function into states: Improper"):
+        from_scipy(signal.lti([1.0, 0.0, 0.0], [1.0, 1.0]))
 
 
 def test_python_control() -> None:

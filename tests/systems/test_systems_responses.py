@@ -297,7 +297,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: ContinuousSystem(A2 * math.nan, B2), "A holds NaN or infinity"),
     (lambda: ContinuousSystem(A2, B2).frequency_response(torch.ones(1)), "this system has no C"),
     (lambda: DiscreteSystem(A2, B2).simulate(torch.ones(3)), "this system has no C"),
-    (lambda: DiscreteSystem(A2, B2, dt=0.0), "dt must be real and positive"),
+    (lambda: DiscreteSystem(A2, B2, dt=0.0), "dt must be real, positive and finite"),
+    (lambda: DiscreteSystem(A2, B2, dt=math.inf), "dt must be real, positive and finite, got inf"),
     (lambda: DiscreteSystem(A2, torch.ones(2, 2), dt=torch.ones(3), diagonal=True), "does not broadcast"),
     (lambda: DiscreteSystem(A2, B2, reads="later"), "reads='later' is unknown; use 'after' or 'before'"),  # type: ignore[arg-type]
     (lambda: discretize(STEP, 0.1), "discretize needs a ContinuousSystem, got DiscreteSystem"),  # type: ignore[arg-type]

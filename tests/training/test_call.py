@@ -15,7 +15,7 @@ from training_runs import Recorder, curve, weights
 
 import statewise as sw
 from statewise import cli
-from statewise.errors import CheckpointError, DataError, InputError, StatewiseError
+from statewise.errors import CheckpointError, ConfigError, DataError, InputError, StatewiseError
 from statewise.training import read_run
 
 RNG = np.random.default_rng(0)
@@ -254,3 +254,12 @@ class TestMistakes:
         with pytest.raises(DataError):
             train((X[:2], ["a", "b"]), out="mine", set={"data.test_fraction": 0.9, "data.folder": "gone.npz"})
         assert not list(Path("mine").glob("[!.]*"))
+
+
+def test_a_layer_that_reads_a_memory_is_not_trained(tmp_path: Path) -> None:
+    layers = (sw.GRUConfig(), sw.ParallelMixersConfig(first=sw.GRUConfig(), second=sw.CrossAttentionConfig(n_heads=2)))
+    config = sw.LanguageModelConfig(vocab_size=256, d_model=8, layers=layers)
+    (tmp_path / "text.txt").write_text("one and two and three " * 200)
+    with pytest.raises(ConfigError, match=r"layers\[1\] reads a memory, .* write the loop yourself"):
+        sw.train(config, str(tmp_path / "text.txt"), steps=2, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 from statewise.checkpoints.convert.fields import PLAIN, count, flag, number, one_name, require, section, share, wrong
@@ -139,7 +140,7 @@ def _attention_layers(config: Config, n_layers: int, where: str) -> list[str]:
     given = [[["global", "local"], 12]] if given is None else given
     try:
         groups = given if name == "attention_types" else [(given, 1)]
-        kinds = [kind for group, times in groups for kind in [*group] * min(int(times), n_layers)]
+        kinds = [kind for group, times in groups for kind in [*group] * min(index(times), n_layers)]
         fit = len(kinds) == n_layers and set(kinds) <= {"global", "local"}
     except (TypeError, ValueError):
         fit = False

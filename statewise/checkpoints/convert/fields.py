@@ -47,7 +47,9 @@ def one_name(config: Mapping[str, Any], aliases: Mapping[str, str], where: str) 
     """
     for alias, name in aliases.items():
         if config.get(alias) is not None:
-            require(config, {name: config[alias]}, f"{where}, as {alias} has it")
+            if name in config and config[name] != config[alias]:
+                both = f"{alias}={excerpt(config[alias])} and {name}={excerpt(config[name])}"
+                raise CheckpointError(f"{where}: {both} are two names of one field; expected one value")
             config = {**config, name: config[alias]}
     return config
 

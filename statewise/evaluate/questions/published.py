@@ -110,22 +110,28 @@ WEIGHTS: dict[str, str] = {
 }
 # By the width and the number of layers; H3's 125M to 2.7B, and the others' names of the same sizes
 _SIZES = {(768, 12): "125M", (1024, 24): "355M", (2048, 24): "1.3B", (2560, 32): "2.7B"}
+_KINDS = {"GPT-Neo": "gpt_neo", "OPT": "opt"}  # as transformers names them
 _GPT2 = {(768, 12): "small (125M)", (1024, 24): "medium (355M)", (1600, 48): "XL (1.5B)"}
 
 
 def has_sizes_of(row: str, config: Mapping[str, Any]) -> bool:
-    """Whether a published config.json has the width and the number of layers of a row; True where it does not say.
+    """Whether a published config.json has the architecture, width and number of layers of a row; True where it does not
+    say.
 
     >>> has_sizes_of("GPT-2 small (125M)", {"n_embd": 768, "n_layer": 12})
     True
     >>> has_sizes_of("OPT-350M", {"hidden_size": 64})
+    False
+    >>> has_sizes_of("GPT-Neo-1.3B", {"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 24})
     False
     """
     family, _, label = row.replace("350M", "355M").rpartition("-") if "GPT-2" not in row else ("", "", row[6:])
     wanted = next(sizes for sizes, name in (_SIZES if family else _GPT2).items() if name == label)
     names = (("n_embd", "hidden_size", "d_model"), ("n_layer", "num_layers", "num_hidden_layers"))
     found = [next((config[name] for name in each if name in config), None) for each in names]
-    return all(value in (None, size) for value, size in zip(found, wanted))
+    kind = "gpt2" if "GPT-2" in row else _KINDS.get(family)
+    named = config.get("model_type") if kind else None  # that of H3 has none
+    return named in (None, kind) and all(value in (None, size) for value, size in zip(found, wanted))
 
 
 def row_of(config: LanguageModelConfig) -> str | None:

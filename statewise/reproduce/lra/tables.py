@@ -55,15 +55,17 @@ def report(config: LraSettings, found: Found) -> Report:
 
 def _words(config: LraSettings, found: Found) -> dict[str, Any]:
     """What the page is filled in with."""
-    limits = [] if config.minutes is None else [f"{config.minutes:g} minutes"]
+    limits = [] if config.minutes is None else [f"{config.minutes:g} minutes by the clock"]
     limits += [] if config.steps is None else [f"{config.steps:,} steps"]
     budget = f"Each run ends after {' or '.join(limits)}" if limits else "Each run has its published number of steps"
     seeds = f"{len(config.seeds)} seeds, of which the table has the mean" if len(config.seeds) > 1 else "One seed"
     sizes = (config.minutes, config.steps, config.d_model, config.n_layers, config.batch_size)
     rows = {task: ", ".join(f"{n:,} {name}" for name, n in data["sizes"].items()) for task, data in found.data.items()}
     caveats = {task: found.data[task]["caveats"] for task in config.tasks}
+    most_rows = max(data["sizes"].get("test", 0) for data in found.data.values())
     return {
         **vars(config),
+        "test_rows": None if config.test_rows is None or most_rows <= config.test_rows else config.test_rows,
         "names": [MODELS[model] for model in config.models],
         "budget": budget,
         "seeds_of": seeds,
@@ -148,7 +150,7 @@ def _scaled(config: LraSettings, found: Found) -> list[dict[str, Any]]:
         steps = max(known(each(runs_of(found.seeds(model, task)), "steps")), default=None)
         run = run_config(config, model, task, config.seeds[0])
         width, depth, lr = run.model.d_model, len(run.model.layers), run.train.optimizer.lr  # type: ignore[attr-defined]
-        pairs = [(width, was.d_model), (depth, was.n_layers), (now.d_state, was.d_state)]
+        pairs: list[tuple[Any, Any]] = [(width, was.d_model), (depth, was.n_layers), (now.d_state, was.d_state)]
         pairs += [(_rows_a_step(config, model, task), was.batch_size), (f"{lr:g}", f"{was.lr:g}")]
         pairs.append(("-" if steps is None else f"{steps:,}", f"{was.steps:,}"))
         if model == "transformer":
