@@ -92,8 +92,8 @@ def _in_common_units(parts: Parts, discrete: bool) -> Parts:
     """In units of the states in which inputs move each as much as it moves the outputs, without the states that
     responses would not miss by more than rounding.
 
-    In other units of a state, how far it is moved is multiplied and how far it moves the outputs is divided, so their
-    product hangs on none. Each state is judged, and measured, at the frequencies at which this product is largest
+    In another unit of a state, how far it is moved is multiplied and how far it moves the outputs is divided, so their
+    product does not depend on the unit. Each state is judged, and measured, at the frequencies at which this product is largest
     compared with the others: a slow state is small in all that is fast.
     """
     for _ in range(_ROUNDS):

@@ -71,10 +71,12 @@ def _outside(poles: Tensor) -> list[Tensor]:
 
 
 class Seen(NamedTuple):
-    """What inputs and outputs have to do with the states at frequencies z.
+    """What a system does at frequencies z.
 
-    Shapes:  reached: (angles, n, m)   shown: (angles, p, n)   response: (angles, p, m), and what it would be if
-             nothing cancelled
+    reached:  (angles, n, m), how far inputs move states
+    shown:    (angles, p, n), how far states move outputs
+    response: (angles, p, m)
+    largest:  (angles, p, m), what the response would be if nothing cancelled
     """
 
     reached: Tensor
@@ -102,16 +104,16 @@ class Reference(NamedTuple):
 
     @classmethod
     def of(cls, parts: Parts, discrete: bool) -> Reference:
-        """In even units of the states: in others its size says little of where its poles are."""
+        """Give it in even units of the states: in others the norm of A says little of where its poles are."""
         return cls([(z, responses(parts, z)) for z in frequencies(parts.A, discrete)])
 
     def error(self, other: Parts) -> float:
         """The largest difference of two responses, as a share of their size at the frequencies of one group. What
         rounding does to ours is not counted; infinite for responses that are not finite.
 
-        The size of one input's share in one output is the geometric mean of the largest that the input has in any
-        output and that any input has in the output: it hangs on the units of neither, and is not zero where the share
-        is.
+        The size of the response from one input to one output is the geometric mean of two: the largest from that input
+        to any output, and the largest from any input to that output. So the share does not depend on units, and is
+        finite where the one response is zero.
         """
         worst = 0.0
         for z, seen in self.seen:
