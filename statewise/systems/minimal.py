@@ -93,8 +93,8 @@ def _in_common_units(parts: Parts, discrete: bool) -> Parts:
     responses would not miss by more than rounding.
 
     In another unit of a state, how far it is moved is multiplied and how far it moves the outputs is divided, so their
-    product does not depend on the unit. Each state is judged, and measured, at the frequencies at which this product is largest
-    compared with the others: a slow state is small in all that is fast.
+    product does not depend on the unit. Each state is judged, and measured, at the frequencies at which this product is
+    largest compared with the others: a slow state is small in all that is fast.
     """
     for _ in range(_ROUNDS):
         counts = parts.A.new_zeros(len(parts.A)).abs()
