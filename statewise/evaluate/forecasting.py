@@ -12,7 +12,7 @@ import torch
 from statewise.data.series import SeriesData, SeriesSplit
 from statewise.data.series_batches import SeriesBatch, collate
 from statewise.data.series_windows import Origin
-from statewise.errors import InputError, require_least
+from statewise.errors import InputError, NotFiniteError, require_least
 from statewise.models.evaluation_mode import evaluation_mode
 from statewise.models.forecaster import Forecaster
 from statewise.models.quantiles import scaled_targets
@@ -80,7 +80,7 @@ def evaluate_forecasts(
     before the origin. A value that is forecast from several origins counts once for each.
 
     Numerics: the layers in their own dtype, everything else in float64.
-    Errors:   InputError for a model that does not fit the data, options out of range, forecasts that are not finite.
+    Errors:   InputError for a model that does not fit the data and options out of range; NotFiniteError.
     """
     check_fits(model, split.data)
     require_least(InputError, stride=(stride, 1), max_windows=(max_windows, 1), batch_size=(batch_size, 1))
@@ -90,7 +90,7 @@ def evaluate_forecasts(
     forecasts, loss = _forecasts(model, split, origins, batch_size, progress)
     seconds = time.perf_counter() - begin
     if not np.isfinite(forecasts).all():
-        raise InputError("the model's forecasts are not finite: its parameters hold NaN or infinity")
+        raise NotFiniteError("the model's forecasts are not finite: its parameters hold NaN or infinity")
 
     scale = split.data.naive_errors[[origin.series for origin in origins]][:, None]  # (windows, 1, d_target)
     scores = score_forecasts(forecasts[..., model.config.point], targets, scale)

@@ -12,7 +12,7 @@ import torch
 
 from statewise.configuration import assign
 from statewise.configuration.types import AtLeastTwo, Distinct, OneOf, Seed
-from statewise.errors import DivergedError
+from statewise.errors import DivergedError, NotFiniteError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gated_recurrence import GRUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -143,7 +143,11 @@ def train_arm(run: RunConfig, folder: str, config: BaselinesSettings, reporter: 
     finally:
         counting.write()
     task, looks = open_task(run), read_looks(path)
-    record = task.evaluate(load_checkpoint(run, path), "test", max_items=config.max_rows)
+    try:
+        record = task.evaluate(load_checkpoint(run, path), "test", max_items=config.max_rows)
+    except NotFiniteError as error:
+        where = f"on the test split: {error}"
+        return {"diverged": where, "peak_bytes": step_memory, "parameters": n_parameters(run.model)}
     return {
         "diverged": None,
         "evaluation": record,

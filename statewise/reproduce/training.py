@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statewise.checkpoints import load, resolve
-from statewise.errors import DivergedError
+from statewise.errors import DivergedError, NotFiniteError
 from statewise.models.base import Model
 from statewise.reproduce.files import write_json
 from statewise.reproduce.measure import n_parameters
@@ -55,8 +55,8 @@ def train_and_test(
     """A trial: trains the runs, which differ in their seeds, one after the other, or goes on; then tests each, on
     ``test_rows`` of the test split (None: all).
 
-    A seed that diverged is a result: "diverged" says where, and nothing was tested. Where all did, there are no
-    milliseconds of a step.
+    A seed that diverged, also one whose answers on the test are not finite, is a result: "diverged" says where. Where
+    all did, there are no milliseconds of a step.
 
     Errors: TrainingError if an evaluation failed for another reason; Stopped, with everything saved.
     """
@@ -192,7 +192,10 @@ class Counting(Reporter):
 
 def _tested(run: RunConfig, folder: Path, result: TrainResult, rows: int | None) -> dict[str, Any]:
     task, looks = open_task(run), read_looks(folder)
-    record = task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
+    try:
+        record = task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
+    except NotFiniteError as error:
+        return {"diverged": f"on the test split: {error}"}
     return {
         "diverged": None,
         "accuracy": record["accuracy"],

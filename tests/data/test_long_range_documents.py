@@ -146,6 +146,10 @@ def test_documents_with_a_test_of_their_own(folder: Path, tmp_path: Path) -> Non
     (divided / "test" / "d" / "x.txt").write_text("d")
     with pytest.raises(DataError, match=r"test has the class 'd', which has no training documents"):
         open_long_range(config)
+    (divided / "test" / "d" / "x.txt").rename(divided / "train" / "a" / "x.txt")
+    (divided / "train" / "a" / "x.txt").write_text("")
+    with pytest.raises(DataError, match=r"1 of the 62 documents in .* are empty, first .*x.txt; fill them"):
+        open_long_range(config)
     with pytest.raises(DataError, match=r"has 0 classes of documents; expected two folders or more"):
         open_long_range(LongRangeDataConfig(task="text-folder", folder=str(divided / "train" / "a")))
     with pytest.raises(DataError, match=r"no text-folder in .*: looked there for <class>/\*.txt"):

@@ -18,8 +18,10 @@ from statewise.reproduce import baselines, reproduce, settings
 from statewise.reproduce import lssl_vs_s4 as lssl
 from statewise.reproduce import s4_vs_transformer as transformer
 from statewise.reproduce.trained_task import TrainedTaskSettings, run_config
+from statewise.reproduce.training import load_checkpoint, train_and_test
 from statewise.reproduce.work import open_work
 from statewise.training import RunConfig
+from statewise.training.report import Reporter
 
 needs_sklearn = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs the extra tasks")
 
@@ -145,6 +147,22 @@ class TestTrainedTasks:
             assert found["mean"] is None
             assert "diverged" in str(outcome.record["tables"][0]["rows"][1])
             assert [(bar["ours"], bar["holds"]) for bar in outcome.record["bars"]] == [(None, False)]
+
+    @needs_sklearn
+    def test_answers_that_are_not_finite_are_a_result(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A state may grow beyond float32 on rows that are longer than what was trained on."""
+
+        def broken(run: RunConfig, folder: Path, which: str = "best") -> Any:
+            model = load_checkpoint(run, folder, which)
+            with torch.no_grad():
+                next(model.parameters()).fill_(torch.nan)
+            return model
+
+        monkeypatch.setattr("statewise.reproduce.training.load_checkpoint", broken)
+        few = 'settings=["train.steps=2","train.epochs=null","data.max_length=8","train.evaluate_items=8"]'
+        run = run_config(settings("digits", quick=True, assignments=[few]), 0)
+        found = train_and_test({"seed": run}, str(tmp_path / "run"), 10, Reporter())
+        assert found["seeds"]["seed"]["diverged"].startswith("on the test split: the model's outputs are not finite")
 
     @needs_sklearn
     def test_a_run_that_was_stopped_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,16 @@ def find_reviews(config: LongRangeDataConfig, progress: Progress | None) -> tupl
 def find_own_documents(config: LongRangeDataConfig, progress: Progress | None) -> tuple[Stored, Tree]:
     """Documents of your own as bytes, the first ``max_length`` - 1 of each and an end token; labels are the folders.
 
-    Errors:  DataError if there are none, or of one class only.
+    Errors:  DataError if there are none, or of one class only, or if one is empty.
     """
     folder = locate(config, Path.is_dir)
     tree = read_tree(folder)
+    empty = [path for path in tree.paths if not path.stat().st_size]
+    if empty:
+        raise DataError(
+            f"{len(empty):,} of the {len(tree.paths):,} documents in {folder} are empty, first {empty[0]}; fill them, "
+            "or take them away"
+        )
     limit = config.resolved("max_length") - 1
 
     def make(write: Write) -> Items:

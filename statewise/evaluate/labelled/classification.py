@@ -15,7 +15,7 @@ from statewise.data.labelled_batches import LabelledBatch, Split, batches_in_ord
 from statewise.data.memory_tasks import IGNORED
 from statewise.data.progress import Progress
 from statewise.data.sequences import LabelledSplit
-from statewise.errors import InputError, require_least
+from statewise.errors import InputError, NotFiniteError, require_least
 from statewise.models.classifier import SequenceClassifier
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.evaluation_mode import evaluation_mode
@@ -67,7 +67,7 @@ def evaluate_classifier(
     Rows of similar length share a batch; which rows share one only changes the speed. Rows of more than 32,768 steps
     are read in pieces, if the model has a state.
 
-    Errors:  InputError for logits that are not finite, or that do not fit the targets; for max_sequences below 1.
+    Errors:  InputError for logits that do not fit the targets, and for max_sequences below 1; NotFiniteError.
     """
     n_classes = model.config.n_classes
     confusion = np.zeros((n_classes, n_classes), np.int64)
@@ -121,7 +121,7 @@ def as_read(config: SequenceModelConfig, split: Split) -> Split:
 def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
     """The model's outputs for a batch, and its targets, on the model's device.
 
-    Errors:  InputError if an output is not finite.
+    Errors:  NotFiniteError.
     """
     weight = model.head.weight
     inputs, targets = (x.to(weight.device) for x in (batch.inputs, batch.targets))
@@ -130,7 +130,7 @@ def predict(model: SequenceModel, batch: LabelledBatch) -> tuple[Tensor, Tensor]
         inputs = inputs.to(weight.dtype)
     outputs = _outputs(model, inputs, lengths)
     if not outputs.isfinite().all():
-        raise InputError("the model's outputs are not finite: its parameters or the data hold NaN or infinity")
+        raise NotFiniteError("the model's outputs are not finite: its parameters or the data hold NaN or infinity")
     return outputs, targets
 
 

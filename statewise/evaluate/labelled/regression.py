@@ -54,8 +54,8 @@ def evaluate_regressor(
     """Predict every row of a split, or the first ``max_sequences``; ``progress(done, total)`` is called on the way.
 
     Numerics: errors and moments in float64, the moments merged batch by batch (Chan, Golub & LeVeque 1983).
-    Errors:   InputError for outputs that are not finite, or that do not have the shape of the targets;
-              for max_sequences below 1.
+    Errors:   InputError for outputs that do not have the shape of the targets, and for max_sequences below 1;
+              NotFiniteError.
     """
     d_output = model.config.d_output
     n_rows = rows_to_read(split, max_sequences)
