@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import statewise as sw
+from statewise.errors import ConfigError
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -129,6 +130,14 @@ def test_every_mixer_by_name(name: str) -> None:
     found = classifier(mixer=name, d_model=32, epochs=1).fit(X, y)
     assert type(found.model_.config.layers[0].mixer) is MIXERS[name]
     assert found.predict(X).shape == (16,)
+
+
+def test_a_layer_that_reads_a_second_sequence_is_refused() -> None:
+    X, y = two_classes(16)
+    with pytest.raises(ConfigError, match="crossattention"):
+        classifier(mixer="crossattention").fit(X, y)
+    with pytest.raises(ConfigError, match=r"layers\[0\] reads a memory"):
+        classifier(mixer=sw.CrossAttentionConfig(n_heads=2)).fit(X, y)
 
 
 def test_configs_as_layers() -> None:

@@ -11,16 +11,19 @@ import numpy as np
 from statewise.configuration.words import suggest
 from statewise.errors import ConfigError
 from statewise.mixers.base import MixerConfig
+from statewise.mixers.cross_attention import CrossAttentionConfig, LinearCrossAttentionConfig
 from statewise.mixers.parallel import ParallelMixersConfig
 from statewise.models.block import BlockConfig
 from statewise.models.registry import CONFIG_TYPES
 from statewise.models.shared_transformer import SharedTransformerConfig
 from statewise.training.presets.labelled import Size
 
-MIXERS = {  # but for those that are made of other mixers, which no name says
+# But for those that are made of other mixers, which no name says, and those that read a second sequence
+_NOT_BY_NAME = (ParallelMixersConfig, SharedTransformerConfig, CrossAttentionConfig, LinearCrossAttentionConfig)
+MIXERS = {
     name.removesuffix("Config").lower(): cls
     for name, cls in CONFIG_TYPES.items()
-    if issubclass(cls, MixerConfig) and cls not in (ParallelMixersConfig, SharedTransformerConfig)
+    if issubclass(cls, MixerConfig) and cls not in _NOT_BY_NAME
 }
 
 
