@@ -12,7 +12,7 @@ import torch
 
 from statewise.configuration import assign
 from statewise.configuration.types import AtLeastTwo, Distinct, OneOf, Seed
-from statewise.errors import DivergedError, NotFiniteError
+from statewise.errors import DivergedError
 from statewise.mixers.attention import AttentionConfig
 from statewise.mixers.gated_recurrence import GRUConfig
 from statewise.mixers.lssl import LSSLConfig
@@ -27,7 +27,7 @@ from statewise.reproduce.outcomes import LOST
 from statewise.reproduce.page import told
 from statewise.reproduce.report import Curve, Panel, Report, curves
 from statewise.reproduce.settings import Settings
-from statewise.reproduce.training import CPU_FILE, Counting, load_checkpoint, read_looks, train_one
+from statewise.reproduce.training import CPU_FILE, Counting, on_the_test, read_looks, train_one
 from statewise.reproduce.work import Job, Work
 from statewise.training.config import RunConfig
 from statewise.training.presets import PRESETS, fit_model
@@ -137,17 +137,14 @@ def train_arm(run: RunConfig, folder: str, config: BaselinesSettings, reporter: 
     step_memory = _step_memory(run, path)
     counting = Counting(path / CPU_FILE, reporter)
     try:
-        result = train_one(run, path, counting)
+        try:
+            result = train_one(run, path, counting)
+        finally:
+            counting.write()  # the test is not counted
+        task, looks = open_task(run), read_looks(path)
+        record = on_the_test(task, run, path, config.max_rows)
     except DivergedError as error:
         return {"diverged": error.what, "peak_bytes": step_memory, "parameters": n_parameters(run.model)}
-    finally:
-        counting.write()
-    task, looks = open_task(run), read_looks(path)
-    try:
-        record = task.evaluate(load_checkpoint(run, path), "test", max_items=config.max_rows)
-    except NotFiniteError as error:
-        where = f"on the test split: {error}"
-        return {"diverged": where, "peak_bytes": step_memory, "parameters": n_parameters(run.model)}
     return {
         "diverged": None,
         "evaluation": record,

@@ -44,6 +44,17 @@ def load_checkpoint(run: RunConfig, folder: Path, which: str = "best") -> Model:
     return load(resolve(folder, which), device=choose_device(run.train.device))
 
 
+def on_the_test(task: Task[Any, Any], run: RunConfig, folder: Path, rows: int | None) -> dict[str, Any]:
+    """The record of the best checkpoint on the test split, or on so many rows of it.
+
+    Errors: DivergedError for answers that are not finite, as on rows longer than those of the training.
+    """
+    try:
+        return task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
+    except NotFiniteError as error:
+        raise DivergedError(f"on the test split: {error}") from error
+
+
 def read_looks(folder: Path) -> list[dict[str, Any]]:
     """At the validation split."""
     return [line for line in read_metrics(folder / METRICS_FILE) if line["kind"] == "evaluation"]
@@ -193,9 +204,9 @@ class Counting(Reporter):
 def _tested(run: RunConfig, folder: Path, result: TrainResult, rows: int | None) -> dict[str, Any]:
     task, looks = open_task(run), read_looks(folder)
     try:
-        record = task.evaluate(load_checkpoint(run, folder), "test", max_items=rows)
-    except NotFiniteError as error:
-        return {"diverged": f"on the test split: {error}"}
+        record = on_the_test(task, run, folder, rows)
+    except DivergedError as error:
+        return {"diverged": error.what}
     return {
         "diverged": None,
         "accuracy": record["accuracy"],

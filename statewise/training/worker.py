@@ -87,7 +87,7 @@ def _interrupt_main() -> None:
     """As a first signal would. Whoever ends all processes at once may have sent this one a signal too, which is noted
     only between two steps: neither of the two may kill it as it saves, or take the place of what it says afterwards.
     """
-    if StopSignals.any_came or StopSignals.ask(signal.SIGTERM):
+    if StopSignals.ask(signal.SIGTERM) or StopSignals.any_came:
         return
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
