@@ -40,6 +40,7 @@ from statewise.training.distributed.several import SeveralRanks
 from statewise.training.metrics import MetricsFile
 from statewise.training.run_folder import RunFolder
 from statewise.training.run_state import RunState
+from statewise.training.tasks import open_task
 from statewise.training.update import loss_function, update
 
 SAVED, STRAIGHT = "saved-by-two", "straight-by-two"
@@ -302,3 +303,20 @@ def the_command_line_speaks_once(place: Place) -> None:
         assert not lines or message in lines[0]
         assert (message in said.getvalue()) == bool(said.getvalue()) == (code == 0 and place.rank == 0)
         dist.barrier()
+
+
+@case(2)
+def fsdp_in_bfloat16_evaluates_saves_and_goes_on(place: Place) -> None:
+    """Its matrices come in bfloat16, which a look at the validation split can use as a step does."""
+    for name, matrices in (("adamw", "adamw"), ("muon", "muon")):
+        run = a_run(place, "hybrid", precision="bfloat16", evaluate_every=2, steps=4, matrices=matrices)
+        run, straight, stopped = parallel(run, data="fsdp"), f"bfloat16-{name}", f"bfloat16-{name}-stopped"
+        result = trained(place, run, straight)
+        task, model = open_task(run), checkpoints.load(checkpoints.resolve(place.folder / straight, "latest")).eval()
+        with torch.no_grad():
+            alone = task.validate(model)[task.metric]
+        assert result.validation is not None
+        assert abs(alone - result.validation) < 0.02 * alone, (alone, result.validation)
+        trained(place, run, stopped, stop=2)
+        trained(place, run, stopped, resume=True)
+        require_equal(place.folder / stopped, place.folder / straight)

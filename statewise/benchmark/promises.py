@@ -37,7 +37,7 @@ def scan_bars() -> list[Bar]:
                 "scan",
                 [case_name(f"L={length:,}", gradients) for length in scan.LONG],
                 OURS,
-                1.4,
+                1.3 if gradients else 1.4,
                 "largest over smallest, L=4,096 to 131,072",
             ),
             speed(
@@ -101,7 +101,7 @@ def ssd_bars() -> list[Bar]:
                 "ssd",
                 [case_name(f"L={length:,}", gradients) for length in ssd.LONG],
                 OURS,
-                1.4,
+                1.3 if gradients else 1.4,
                 "largest over smallest, L=4,096 to 65,536",
             )
         )

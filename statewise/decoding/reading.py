@@ -48,7 +48,7 @@ def parse_way(text: str) -> Way:
 
     Errors:  ConfigError for anything else.
     """
-    name, _, ahead = text.strip().lower().partition(" ")
+    name, ahead = (*text.lower().split(maxsplit=1), "", "")[:2]
     if name == "none" and not ahead:
         return Way(Prefetch.NONE, 0)
     if name in ("near", "passing") and ahead.isdecimal() and 0 < int(ahead) <= 2**20:
@@ -68,8 +68,14 @@ def asked_for() -> Way | None:
 
 
 def uses_vnni() -> bool:
-    """Whether AVX512-VNNI may be used where it is: unless the variable STATEWISE_VNNI is 0."""
-    return os.environ.get("STATEWISE_VNNI") != "0"
+    """Whether AVX512-VNNI may be used where it is: unless the variable STATEWISE_VNNI is 0.
+
+    Errors:  ConfigError if it is neither 0 nor 1.
+    """
+    text = os.environ.get("STATEWISE_VNNI") or "1"
+    if text not in ("0", "1"):
+        raise ConfigError(f"STATEWISE_VNNI={text!r} is neither 0 nor 1; use 0 to do without AVX512-VNNI, or unset it")
+    return text == "1"
 
 
 @dataclass
@@ -97,7 +103,7 @@ class Trial:
         self.n_tried += 1
 
 
-Kind = tuple[str, str, int, int]  # instruction set, precision, threads, sequences
+Kind = tuple[str, str, int, int, int]  # instruction set, precision, bytes of weights, threads, sequences
 _trials: dict[Kind, Trial] = {}
 
 
@@ -115,7 +121,7 @@ def way_of(precision: str, n_bytes: int, n_rows: int, n_threads: int, *, whole: 
     if n_bytes < LARGE:
         yield WAYS[0]
         return
-    kind = (native.instruction_set(), precision, n_threads, n_rows)
+    kind = (native.instruction_set(), precision, n_bytes, n_threads, n_rows)
     trial = _trials.setdefault(kind, Trial())
     if trial.over or not whole:
         yield trial.best()
@@ -132,7 +138,7 @@ def forget() -> None:
 def tried() -> list[dict[str, Any]]:
     """What this process has tried, as JSON data: for each kind of step the milliseconds of each way, and the ``way``
     in use."""
-    names = ("instruction_set", "precision", "threads", "sequences")
+    names = ("instruction_set", "precision", "bytes", "threads", "sequences")
     return [
         {
             **dict(zip(names, kind)),

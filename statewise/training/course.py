@@ -141,11 +141,12 @@ class Course:
 
 
 def _evaluate(state: RunState) -> dict[str, Any]:
-    """Evaluates on the validation split, in float32; returns the record. The run is not affected."""
+    """Evaluates on the validation split, in float32 where all weights are there in it; returns the record. The run is
+    not affected."""
     task, progress = state.task, state.progress
     generators = torch_generators(state.device)
     try:
-        with evaluation_mode(state.model), torch.no_grad(), state.ranks.whole_sequences():
+        with evaluation_mode(state.model), torch.no_grad(), state.ranks.evaluating(state.device):
             own = task.validate(state.model)
         record = state.ranks.by_first(lambda: own)  # every rank has looked at all of it; what is decided has to be one
     except InputError as error:

@@ -42,7 +42,8 @@ def orthogonalize(matrices: Tensor, *, rounded: bool = False) -> Tensor:
     Cost:     with m rows and n columns 2 m^2 n + 17 m^3 multiply-adds, half of the reference's 10 m^2 n + 5 m^3 at
               n = 4.7 m; rounded those of the reference.
     Numerics: in float32 a singular value below 3e-4 of the largest one is lost in the rounding of X X^T, and is then
-              multiplied by a^5, as the smallest are in any case. In bfloat16 two digits.
+              multiplied by a^5, as the smallest are in any case. In bfloat16 two digits, but of a matrix of low rank:
+              there what rounding adds to the zeros grows as well.
     """
     a, b, c = COEFFICIENTS
     x = _normed(matrices.to(full_precision(matrices.dtype)))
@@ -65,6 +66,13 @@ def orthogonalize(matrices: Tensor, *, rounded: bool = False) -> Tensor:
 
 def _normed(matrices: Tensor) -> Tensor:
     return matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
+
+
+def _step_of_adamw() -> Callable[..., float | None]:
+    """AdamW's step without what PyTorch puts around the steps of a class, such as the calls of hooks: that is around
+    ours already."""
+    step: Any = torch.optim.AdamW.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 class Muon(torch.optim.AdamW):
@@ -103,7 +111,7 @@ class Muon(torch.optim.AdamW):
         every = self.param_groups
         self.param_groups = [group for group in every if group["momentum"] is None]
         try:
-            loss = super().step(closure)
+            loss = _step_of_adamw()(self, closure)
         finally:
             self.param_groups = every
         for group in every:

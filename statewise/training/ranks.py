@@ -118,8 +118,8 @@ class Ranks:
         """The same loss, its gradients gathered from all ranks."""
         return loss_of
 
-    def whole_sequences(self) -> AbstractContextManager[object]:
-        """Within it the model reads whole sequences, as evaluation does."""
+    def evaluating(self, device: torch.device) -> AbstractContextManager[object]:
+        """Within it the model reads whole sequences, as evaluation does, in the precision of its weights."""
         return nullcontext()
 
     def alike(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -46,6 +46,8 @@ def test_only_whole_steps_of_large_models_are_tried(monkeypatch: pytest.MonkeyPa
         assert sum(len(one["milliseconds"]) for one in reading.tried()) == n_tried
     with way_of("int8", large, 8, 2, whole=True) as way:  # several sequences have a trial of their own
         assert way == WAYS[0]
+    with way_of("int8", large + 1, 1, 2, whole=True) as way:  # and so has another model
+        assert way == WAYS[0]
     with way_of("int8", large, 1, 2, whole=True) as way:
         assert way == WAYS[1]
     monkeypatch.setenv(VARIABLE, "passing 512")
@@ -79,7 +81,16 @@ def test_while_ways_are_tried_every_step_is_the_same(monkeypatch: pytest.MonkeyP
 def test_ways_by_name() -> None:
     for way in WAYS:
         assert parse_way(str(way)) == way
-    assert parse_way(" Near 64") == Way(Prefetch.NEAR, 64)
-    for text in ("far 1", "near", "near -1", "near 9999999", "none 3", "passing x"):
+    assert parse_way(" Near   64") == Way(Prefetch.NEAR, 64)
+    for text in ("", "far 1", "near", "near -1", "near 64 64", "near 9999999", "none 3", "passing x"):
         with pytest.raises(ConfigError, match="STATEWISE_PREFETCH"):
             parse_way(text)
+
+
+def test_vnni_is_wanted_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in (("", True), ("1", True), ("0", False)):
+        monkeypatch.setenv("STATEWISE_VNNI", text)
+        assert reading.uses_vnni() is wanted
+    monkeypatch.setenv("STATEWISE_VNNI", "no")
+    with pytest.raises(ConfigError, match="STATEWISE_VNNI='no' is neither 0 nor 1"):
+        reading.uses_vnni()

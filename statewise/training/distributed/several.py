@@ -26,7 +26,7 @@ from statewise.training.distributed import tensors as parted
 from statewise.training.distributed.begun_by import goes_on, sign
 from statewise.training.distributed.mesh import Layout, lay_out
 from statewise.training.distributed.wrap import Wrapped, require_divisible, wrap
-from statewise.training.environment import choose_device, seed_generators
+from statewise.training.environment import autocast, choose_device, seed_generators
 from statewise.training.ranks import Generators, Loss, Ranks, Whole
 from statewise.training.run_folder import RunFolder, by_path, open_run
 from statewise.training.snapshot import capture_generators, restore_generators
@@ -199,7 +199,9 @@ class SeveralRanks(Ranks):
     def loss_function(self, loss_of: Loss) -> Loss:
         return loss_of if self.wrapped.ddp is None else self.wrapped.ddp
 
-    def whole_sequences(self) -> AbstractContextManager[object]:
+    def evaluating(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.wrapped.rounded:
+            return autocast("bfloat16", device)
         sequence = self.wrapped.sequence
         return nullcontext() if sequence is None else sequence.disabled()
 

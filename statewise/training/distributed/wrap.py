@@ -41,11 +41,13 @@ class Wrapped:
     ddp:         its loss, with gradients gathered by DDP; None where the model itself sees to them
     works_apart: whether a pass through the model alone needs no other rank
     sequence:    what lets it read pieces of rows; None: it reads whole ones
+    rounded:     whether its linear maps get their matrices in bfloat16, which they can use only under autocast
     """
 
     ddp: DistributedDataParallel | None
     works_apart: bool
     sequence: SequenceParallel | None
+    rounded: bool
 
 
 class _Loss(nn.Module):
@@ -93,8 +95,9 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
         share_statistics(model, layout.parts.get_group())
     if parallel.tensor > 1:
         share_projections(model, layout.mesh["tensor"])
+    rounded = layout.sharded and config.precision == "bfloat16" and parallel.sequence == 1
     if layout.sharded:
-        _shard(model, layout.parts, config)
+        _shard(model, layout.parts, rounded)
     else:
         _move(model, device)
     if layout.n_parts > 1 and not layout.sharded:
@@ -102,7 +105,7 @@ def wrap(task: Task[Any, Any], model: Model, layout: Layout, config: TrainConfig
         options: dict[str, Any] = {_BUFFERS: False, "init_sync": False}
         group = layout.parts.get_group()
         ddp = DistributedDataParallel(_Loss(task, model), process_group=group, gradient_as_bucket_view=True, **options)
-    return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence)
+    return Wrapped(ddp, ddp is not None and sequence is None and not has_batch_norm, sequence, rounded)
 
 
 def _require_cuttable(model: Model, config: TrainConfig, has_batch_norm: bool) -> None:
@@ -138,16 +141,16 @@ def _move(model: Model, device: torch.device) -> None:
             tensor.data = tensor.data.to(device)
 
 
-def _shard(model: Model, mesh: DeviceMesh, config: TrainConfig) -> None:
+def _shard(model: Model, mesh: DeviceMesh, rounded: bool) -> None:
     """FSDP2: each rank holds a part of every parameter, and a layer is whole only while it is used.
 
-    Everything is gathered in float32, but under bfloat16 the matrices of linear maps, which autocast would round in any
+    Everything is gathered in float32, but if ``rounded`` the matrices of linear maps, which autocast would round in any
     case: the numbers are those of one process, and the dynamics, norms and readouts of a layer stay float32 throughout.
     Along a sequence these too travel in float32, with their layer: nothing may be gathered within one, where a rank
     waits for the state of the rank before.
     """
     for block in model.blocks:
-        if config.precision == "bfloat16" and config.parallel.sequence == 1:
+        if rounded:
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
