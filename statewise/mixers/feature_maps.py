@@ -14,6 +14,8 @@ from torch import Tensor
 
 from statewise.errors import InputError
 
+_FAR = 500.0  # products, beyond which an exponential or the ratio of two leaves float64
+
 
 class FeatureMap(NamedTuple):
     """apply: (..., d) -> (..., width(d)); nonnegative: whether phi(q) . phi(k) >= 0 for all q and k."""
@@ -94,9 +96,10 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     Shapes:   q: (..., length, d)   k: (..., n_keys, d)   ->   each (...,)
               causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
     Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
-    Numerics: in float64, each to about 1e-8 of itself, however small, and infinite where it is beyond float64. The
-              error grows with |s|, not with d: what counts is how large queries and keys are. With an
-              odd order a sum of weights may be near 0, and ``attention`` then has no bound.
+    Numerics: in float64, each to about 1e-8 of itself, however small, and infinite where it is beyond float64; if a
+              product is beyond 500, ``attention`` to 1e-12 or so. The error grows with |s|, not with d: what counts is
+              how large queries and keys are. With an odd order a sum of weights may be near 0, and ``attention`` then
+              has no bound.
     Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
     Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
 
@@ -106,7 +109,8 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     """
     if not isinstance(order, int) or isinstance(order, bool) or order < 0:
         raise InputError(f"taylor_error needs order as an integer of at least 0, got {order!r}")
-    fits = q.ndim >= 2 and k.ndim >= 2 and q.shape[-1] == k.shape[-1] and q.shape[-2] > 0 and k.shape[-2] > 0
+    fits = q.ndim >= 2 and k.ndim >= 2 and q.shape[-1] == k.shape[-1] and 0 not in (*q.shape[-2:], *k.shape[-2:])
+    fits = fits and all(a == b or 1 in (a, b) for a, b in zip(q.shape[-3::-1], k.shape[-3::-1]))
     if not fits or (causal and k.shape[-2] < q.shape[-2]):
         raise InputError(
             f"taylor_error needs q (..., length, d) and k (..., n_keys, d) of one d, with keys for every query; got "
@@ -122,8 +126,45 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     bound = ((order + 1) * s.abs().log() - math.lgamma(order + 2) - s.clamp(max=0)).exp()
     hidden = s.masked_fill(~seen, -torch.inf)
     series = (hidden - hidden.amax(-1, keepdim=True)).exp() * ratio.masked_fill(~seen, 0.0)
+    far = (s.abs() > _FAR).any(-1, keepdim=True)
+    if bool(far.any()):  # exponentials or their ratios are beyond float64
+        series = torch.where(far, _weights_by_logarithms(s, seen, order), series)
     moved = (hidden.softmax(-1) - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2
     return TaylorError(similarity.amax((-1, -2)), bound.amax((-1, -2)), moved.amax(-1))
+
+
+def _left_out(x: Tensor, order: int) -> Tensor:
+    """The logarithm of what the expansion of exp(-x) leaves out after x^order, as a share of exp(-x); x at most
+    order + 1, and larger ones as that."""
+    tail = term = torch.ones_like(x)
+    inner, j = x.clamp(max=order + 1.0), order + 1
+    while bool((term.abs() > 1e-18).any()):
+        j += 1
+        term = term * -inner / j
+        tail = tail + term
+    return (order + 1) * inner.log() - math.lgamma(order + 2) + inner + tail.log()
+
+
+def _weights_by_logarithms(s: Tensor, seen: Tensor, order: int) -> Tensor:
+    """The expansion p(s) that ends at s^order, each row as a share of the largest |p| that is seen in it."""
+    size = s.abs().clamp(min=torch.finfo(s.dtype).tiny)
+    logarithm = torch.zeros_like(s)  # of p where s >= 0: no term is negative
+    for j in range(1, order + 1):
+        logarithm = torch.logaddexp(logarithm, j * size.log() - math.lgamma(j + 1))
+    # Below 0, from the last term down: where |s| is large they fall, and elsewhere p is not far from e^s
+    term = total = torch.ones_like(s)
+    for j in range(order, 0, -1):
+        term = term * -j / size
+        total = total + term
+    falling = order * size.log() - math.lgamma(order + 1) + total.abs().log()
+    left_out, flip = _left_out(size, order), float((-1) ** order)
+    ratio = 1 + flip * left_out.clamp(max=_FAR).exp()
+    near = s + torch.where(left_out > _FAR, left_out, ratio.abs().log())
+    below = torch.where(size > order + 1, falling, near)
+    sign = torch.where(size > order + 1, flip * total.sign(), ratio.sign())
+    logarithm = torch.where(s >= 0, logarithm, below).masked_fill(~seen, -torch.inf)
+    weights = (logarithm - logarithm.amax(-1, keepdim=True)).exp()
+    return torch.where(s >= 0, weights, sign * weights)
 
 
 def _taylor_ratio(s: Tensor, order: int) -> tuple[Tensor, Tensor]:
@@ -133,18 +174,12 @@ def _taylor_ratio(s: Tensor, order: int) -> tuple[Tensor, Tensor]:
     it is summed, whose terms fall; where |s| is so large that these grow at first, the expansion's own do, and are.
     """
     x, n = (-s).clamp(min=0), s.new_tensor(order + 1.0)
-    above = s.clamp(min=0)
-    tail = term = torch.ones_like(s)
-    inner, j = x.clamp(max=order + 1.0), order + 1
-    while bool((term.abs() > 1e-18).any()):
-        j += 1
-        term = term * -inner / j
-        tail = tail + term
-    left_out = (n * inner.log() - math.lgamma(order + 2) + inner).exp() * tail  # as a share of exp(s)
+    above, left_out = s.clamp(min=0), _left_out(x, order).exp()
     term = series = torch.ones_like(s)
     for j in range(1, order + 1):
         term = term * -x / j
         series = series + term
+    series = torch.where(series.isfinite(), series, (-1.0) ** order * math.inf)  # infinities of both signs were added
     below = torch.where(x <= order + 1, 1 - (-1) ** (order + 1) * left_out, series * x.exp())
     ratio = torch.where(s > 0, torch.special.gammaincc(n, above), below)
     off = torch.where(x <= order + 1, left_out, (below - 1).abs())

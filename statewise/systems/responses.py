@@ -12,7 +12,8 @@ from statewise.systems.units import even_units, in_units
 
 _ANGLES = (0.05, 0.9, 2.2)  # of the frequencies at which systems are looked at; one alone may meet a zero
 _NEAR = 0.2  # from the unit circle: poles that are farther from it are seen from all of it
-_LEAST_DISTANCE = 1e-6  # of a frequency from the unit circle, near a pole on it
+_LEAST_DISTANCE = 1e-6  # of a frequency from the unit circle, or the imaginary axis, near a pole on it
+_MOST_BESIDE = 64  # resonances that are looked at, the least damped ones: each costs O(n^3)
 
 
 class Parts(NamedTuple):
@@ -34,8 +35,9 @@ def frequencies(A: Tensor, discrete: bool) -> list[Tensor]:
     """Complex frequencies z (k,), in groups at which responses are of one size.
 
     A continuous system has three each of the sizes below its slowest pole, above each pole that is well apart from the
-    next, and above the fastest; also about the norm of A, where all poles are much smaller. A discrete system has some
-    of size 1, and outside the unit circle one near each pole, about as far from the circle as it is.
+    next, and above the fastest; also about the norm of A, where all poles are much smaller; and one beside each pole
+    near the imaginary axis, about as far to the right of it as the pole is to the left. A discrete system has some of
+    size 1, and outside the unit circle one near each pole, about as far from the circle as it is.
     """
     poles = torch.linalg.eigvals(A)
     norm = float(torch.linalg.matrix_norm(A, 2)) or 1.0
@@ -50,7 +52,7 @@ def frequencies(A: Tensor, discrete: bool) -> list[Tensor]:
         rings += [min(2 * slow, (slow * fast) ** 0.5) for slow, fast in pairs if fast > 1.5 * slow]
     if not len(sizes) or norm > 4 * float(sizes[-1]):
         rings += [2 * norm, norm / 2]
-    return _rings(rings, A)
+    return [*_rings(rings, A), *_beside(poles)]
 
 
 def _rings(sizes: list[float], A: Tensor) -> list[Tensor]:
@@ -66,6 +68,18 @@ def _outside(poles: Tensor) -> list[Tensor]:
         off = max(1 - size, 2 * (size - 1), _LEAST_DISTANCE)
         z = torch.polar(pole.abs().new_full((1,), 1 + off), pole.angle().unsqueeze(0))
         if off < _NEAR and all(float((z - other).abs()) > off / 2 for other in found):
+            found.append(z)
+    return found
+
+
+def _beside(poles: Tensor) -> list[Tensor]:
+    """A frequency near each pole that is near the imaginary axis, and not slow, but for those that have one already."""
+    found: list[Tensor] = []
+    fast = poles[poles.imag.abs() > 1e-6 * poles.abs().amax()] if len(poles) else poles
+    for pole in sorted(fast.tolist(), key=lambda pole: abs(pole.real) / abs(pole))[:_MOST_BESIDE]:
+        off = max(-pole.real, 2 * pole.real, _LEAST_DISTANCE * abs(pole))
+        z = poles.new_tensor([complex(off, pole.imag)])
+        if off < _NEAR * abs(pole) and all(float((z - other).abs()) > off / 2 for other in found):
             found.append(z)
     return found
 

@@ -32,6 +32,7 @@ class TrainResult:
     validation:       the task's ``metric`` of the validation split after the last step, None without an evaluation
     higher_is_better: which way that metric goes
     signal:           what stopped the run before its end
+    late:             a signal that came when the run had its last step behind it: whoever has more to do should not
     stopped:          whether anything did: a signal, or a callback
     """
 
@@ -44,6 +45,7 @@ class TrainResult:
     validation: float | None
     signal: int | None
     stopped: bool = False
+    late: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -125,7 +127,7 @@ class Course:
             raise CheckpointError(f"{error}; {self.state.what_remains()}") from error
         self.reporter.event(record)
 
-    def result(self, stopped_by: int | None) -> TrainResult:
+    def result(self, stopped_by: int | None, received: int | None) -> TrainResult:
         state = self.state
         return TrainResult(
             folder=state.run.path,
@@ -137,6 +139,7 @@ class Course:
             validation=state.progress.validation,
             signal=None if stopped_by == ASKED else stopped_by,
             stopped=stopped_by is not None,
+            late=received if stopped_by is None and received != ASKED else None,
         )
 
 

@@ -142,4 +142,4 @@ def _loop(
     if not done and not course.is_saved:
         course.save()
     reporter.event(end_record(state, stopped_by))
-    return course.result(stopped_by)
+    return course.result(stopped_by, stop.received)

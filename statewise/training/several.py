@@ -110,8 +110,11 @@ def train_several(
             return
         paths = {key: Path(record["result"][key]) for key in ("folder", "checkpoint") if record["result"][key]}
         results[name] = result = TrainResult(**{**record["result"], **paths})
-        if result.signal is not None:
-            raise Stopped(result.signal)
+        asked = result.signal
+        if asked is None and len(cpu_seconds) < len(missing):
+            asked = result.late
+        if asked is not None:
+            raise Stopped(asked)
 
     arguments = {name: (run, str(folder / name), resume) for name, run in missing.items()}
     stopped_by = None

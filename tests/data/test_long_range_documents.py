@@ -150,6 +150,10 @@ def test_documents_with_a_test_of_their_own(folder: Path, tmp_path: Path) -> Non
     (divided / "train" / "a" / "x.txt").write_text("")
     with pytest.raises(DataError, match=r"1 of the 62 documents in .* are empty, first .*x.txt; fill them"):
         open_long_range(config)
+    (divided / "train" / "a" / "x.txt").unlink()
+    (divided / "train" / "a" / "x.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"x.txt"):
+        open_long_range(config)
     with pytest.raises(DataError, match=r"has 0 classes of documents; expected two folders or more"):
         open_long_range(LongRangeDataConfig(task="text-folder", folder=str(divided / "train" / "a")))
     with pytest.raises(DataError, match=r"no text-folder in .*: looked there for <class>/\*.txt"):

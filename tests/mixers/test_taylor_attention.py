@@ -134,3 +134,39 @@ def test_bad_patterns_and_orders_are_refused(options: dict, words: list[str]) ->
     with pytest.raises(ConfigError) as error:
         build(**options)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("products", "order"),
+    [
+        ([1000.0, 0.0], 2),
+        ([735.0, 100.0], 2),
+        ([-720.0, -800.0], 2),
+        ([-600.0, -650.0, -3000.0], 5),
+        ([-510.0, -505.0], 600),
+        ([1e4, -1e4, 0.0], 3),
+    ],
+)
+def test_errors_of_large_products(products: list[float], order: int) -> None:
+    """Exponentials are beyond float64 there, and ratios of weights are not."""
+    with localcontext() as context:
+        context.prec = 900
+        s = [Decimal(x) for x in products]
+        powers = [(x - max(s)).exp() for x in s]
+        series = [sum(x**n / math.factorial(n) for n in range(order + 1)) if x else Decimal(1) for x in s]
+        shares = [(a / sum(powers), b / sum(series)) for a, b in zip(powers, series)]
+        exact = float(sum(abs(a - b) for a, b in shares) / 2)
+    q, k = torch.ones(1, 1, dtype=torch.float64), torch.tensor(products, dtype=torch.float64).unsqueeze(1)
+    assert math.isclose(float(taylor_error(q, k, order, causal=False).attention), exact, rel_tol=1e-9)
+
+
+def test_errors_far_below_zero_are_infinite_and_no_nan() -> None:
+    for s, order in ((-1e150, 5), (-1e6, 1000)):
+        found = taylor_error(torch.ones(1, 1), torch.tensor([[s]], dtype=torch.float64), order, causal=False)
+        assert float(found.similarity) == math.inf
+
+
+@pytest.mark.parametrize("shapes", [((3, 0), (3, 0)), ((2, 3, 4), (5, 3, 4))])
+def test_errors_of_what_does_not_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(InputError, match="taylor_error needs q"):
+        taylor_error(torch.ones(shapes[0]), torch.ones(shapes[1]), 2)

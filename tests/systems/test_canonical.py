@@ -197,3 +197,18 @@ def test_what_has_no_such_form_is_refused() -> None:
     batch = ContinuousSystem(torch.randn(2, 3, 3), torch.randn(2, 3))
     with pytest.raises(InputError, match=r"takes one system; got a batch \(2,\)"):
         normal_plus_low_rank(batch)
+
+
+def resonators(n: int, damping: float, dtype: torch.dtype) -> ContinuousSystem:
+    """n lightly damped oscillators side by side."""
+    blocks = [[[-damping * w, w], [-w, -damping * w]] for w in torch.linspace(1, 2, n).tolist()]
+    A = torch.block_diag(*(torch.tensor(block, dtype=dtype) for block in blocks))
+    return ContinuousSystem(A, torch.ones(2 * n, dtype=dtype), torch.ones(2 * n, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("n", "damping", "dtype"), [(6, 0.01, torch.float32), (10, 0.01, torch.float32), (10, 1e-9, F64)]
+)
+def test_companion_form_warns_where_resonances_are_lost(n: int, damping: float, dtype: torch.dtype) -> None:
+    with pytest.warns(UserWarning, match="responses of the result are off"):
+        companion_form(resonators(n, damping, dtype))

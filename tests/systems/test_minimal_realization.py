@@ -11,6 +11,7 @@ from test_reduction import C128, F64, frequencies, random
 from torch import Tensor
 
 from statewise import hippo
+from statewise.errors import InputError
 from statewise.systems import (
     ContinuousSystem,
     DiscreteSystem,
@@ -181,3 +182,28 @@ def test_integrators_beside_a_fast_pole_and_channels_in_unlike_units() -> None:
     assert minimal.A.shape == (2, 2)
     found, expected = (s.frequency_response(omega) for s in (minimal, both))
     torch.testing.assert_close(found[..., 1, 1], expected[..., 1, 1], rtol=1e-7, atol=0)
+
+
+def test_no_resonance_is_moved_by_more_than_is_allowed() -> None:
+    """Two systems of float32 whose sum has the responses of one, but for rounding: the result is as sharp."""
+    for damping in (1e-2, 1e-4):
+        spring = torch.tensor([[0.0, 1.0], [-2.0, -damping]])
+        both = ContinuousSystem(
+            torch.block_diag(spring, spring), torch.tensor([0.0, 1, 0, 1]), torch.tensor([1.0, 0, 1, 0])
+        )
+        small = minimal_realization(both)
+        omega = torch.linspace(1.2, 1.6, 401, dtype=F64)
+        wide = [ContinuousSystem(*(x.to(F64) for x in (one.A, one.B, one.C))) for one in (both, small)]  # type: ignore[union-attr]
+        given, found = (one.frequency_response(omega) for one in wide)
+        assert float((found - given).abs().max() / given.abs().max()) < 1e-3
+
+
+def test_a_loose_tolerance_does_not_allow_another_system() -> None:
+    system = ContinuousSystem(torch.diag(torch.tensor([-1.0, -2.0])), torch.tensor([1.0, 0.5]), torch.ones(2))
+    assert len(minimal_realization(system, tolerance=0.9).A) == 2
+
+
+def test_without_inputs_or_outputs_it_says_so() -> None:
+    for B, C in ((torch.zeros(2, 0), torch.ones(1, 2)), (torch.ones(2, 1), torch.ones(0, 2))):
+        with pytest.raises(InputError, match="needs an input and an output"):
+            minimal_realization(ContinuousSystem(-torch.eye(2), B, C))

@@ -116,6 +116,22 @@ def test_stopped_and_resumed_every_bit_is_the_same(tmp_path: Path) -> None:
             same(folder / name, tmp_path / "whole" / name, 60)
 
 
+def test_a_stop_during_the_last_save_of_a_run_stops_the_runs_after_it(tmp_path: Path) -> None:
+    """That run is done; without runs after it nothing was stopped."""
+    runs = seeds_and_rates(small_run(tmp_path, **SETTINGS), 2)
+    first, last = runs
+
+    def has_saved_all(name: str) -> Callable[[StopOnce], bool]:
+        return lambda heard: (
+            heard.events[-1].get("run") == name and "step-00000012" in str(heard.events[-1].get("path"))
+        )
+
+    cut = train_several(runs, tmp_path / "runs", workers=1, reporter=StopOnce(has_saved_all(first)))
+    assert ([*cut.runs], cut.signal) == ([first], signal.SIGTERM)
+    whole = train_several(runs, tmp_path / "runs", resume=True, workers=1, reporter=StopOnce(has_saved_all(last)))
+    assert ([*whole.runs], whole.signal) == ([first, last], None)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found by /proc")
 def test_a_signal_to_all_processes_saves_all(tmp_path: Path) -> None:
     """As a scheduler sends it: the parent then asks its processes once more, which would end them at once."""

@@ -101,7 +101,7 @@ def find_own_documents(config: LongRangeDataConfig, progress: Progress | None) -
     """
     folder = locate(config, Path.is_dir)
     tree = read_tree(folder)
-    empty = [path for path in tree.paths if not path.stat().st_size]
+    empty = [path for path in tree.paths if not _size(path)]
     if empty:
         raise DataError(
             f"{len(empty):,} of the {len(tree.paths):,} documents in {folder} are empty, first {empty[0]}; fill them, "
@@ -128,6 +128,12 @@ def count_characters(texts: Iterable[tuple[str, int]]) -> Counter[str]:
             for character, count in Counter(text).items():
                 total[character] += count * times
     return total
+
+
+def _size(path: Path) -> int:
+    """In bytes."""
+    with reading(path):
+        return path.stat().st_size
 
 
 def _read(path: Path, limit: int = -1) -> bytes:
