@@ -34,6 +34,7 @@ PARTS = "parts"
 # Settings that say how the work is done or shown: a folder may be gone on with with others. The times of parts, and
 # the last digits of what several threads add up, are those of the session that did them
 HOW = frozenset({"workers", "bars"})
+WHERE = "folder"  # that the data lie in: on another machine it is another one, but no folder is other data
 
 
 class Work:
@@ -151,8 +152,8 @@ def job_for_each_length(measured: Callable[..., dict[str, Any]], config: Any) ->
 def open_work(folder: Path | str, name: str, config: Any, watcher: Watcher | None = None) -> Work:
     """A new folder, or one that holds the same claim with the same settings, which is continued.
 
-    Those in ``HOW`` may be others; one that the folder does not know, since it is older, had what the field's metadata
-    say under ``BEFORE``, or its default.
+    Those in ``HOW`` may be others, and so may the data's folder; one that the folder does not know, since it is older,
+    had what the field's metadata say under ``BEFORE``, or its default.
     If nothing is done yet, as after a refused setting, it begins again with other settings.
 
     Errors: CheckpointError for a folder that holds something else; ConfigError naming the settings that differ.
@@ -204,6 +205,8 @@ def _require_same(before: Any, name: str, config: Any, path: Path) -> None:
             f"{path} has the reproduction {before.get('reproduction')!r}, not {name!r}; give another folder"
         )
     old, settings = _defaults(config) | before["settings"], to_dict(config)
+    if old.get(WHERE) is not None and settings.get(WHERE) is not None:
+        old[WHERE] = settings[WHERE]
     differing = [key for key in sorted((old.keys() | settings.keys()) - HOW) if old.get(key) != settings.get(key)]
     if differing:
         first = differing[0]

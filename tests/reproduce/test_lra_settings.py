@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from places import ROOT
 
+from statewise.errors import ConfigError
 from statewise.mixers.h3 import H3Config
 from statewise.mixers.s4 import S4Config
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.encoder import SequenceModel, SequenceModelConfig
 from statewise.models.pair_classifier import PairClassifierConfig
 from statewise.reproduce.lra.published import ACCURACY, AVERAGE, SETTINGS, TASKS, published_run
+from statewise.reproduce.lra.settings import LraSettings
+from statewise.reproduce.work import open_work
 from statewise.training.optimizer import parameter_groups
 from statewise.training.run_folder import run_from_dict
 
@@ -135,3 +139,15 @@ def test_the_published_averages() -> None:
     for name, stated in AVERAGE.items():
         mean = sum(50.0 if value is None else value for value in ACCURACY[name]) / len(TASKS)
         assert float(stated) == pytest.approx(mean, abs=0.051), name
+
+
+def test_a_folder_goes_on_with_the_data_elsewhere(tmp_path: Path) -> None:
+    """As on another machine; without a folder other data would be read."""
+    config, run = LraSettings(tasks=("image",), folder=str(tmp_path / "a")), tmp_path / "run"
+    open_work(run, "lra", config)
+    (run / "parts" / "image-s4d-0.json").write_text('{"environment": {}, "seconds": 1.0, "result": {}}')
+    open_work(run, "lra", replace(config, folder=str(tmp_path / "b")))
+    with pytest.raises(ConfigError, match="was begun with another folder"):
+        open_work(run, "lra", replace(config, folder=None))
+    with pytest.raises(ConfigError, match="was begun with another minutes"):
+        open_work(run, "lra", replace(config, folder=str(tmp_path / "b"), minutes=1.0))
