@@ -48,7 +48,7 @@ def parse_way(text: str) -> Way:
 
     Errors:  ConfigError for anything else.
     """
-    name, ahead = (*text.lower().split(maxsplit=1), "", "")[:2]
+    name, _, ahead = " ".join(text.lower().split()).partition(" ")
     if name == "none" and not ahead:
         return Way(Prefetch.NONE, 0)
     if name in ("near", "passing") and ahead.isdecimal() and 0 < int(ahead) <= 2**20:

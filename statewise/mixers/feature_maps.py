@@ -133,7 +133,7 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     return TaylorError(similarity.amax((-1, -2)), bound.amax((-1, -2)), moved.amax(-1))
 
 
-def _left_out(x: Tensor, order: int) -> Tensor:
+def _log_left_out(x: Tensor, order: int) -> Tensor:
     """The logarithm of what the expansion of exp(-x) leaves out after x^order, as a share of exp(-x); x at most
     order + 1, and larger ones as that."""
     tail = term = torch.ones_like(x)
@@ -157,7 +157,7 @@ def _weights_by_logarithms(s: Tensor, seen: Tensor, order: int) -> Tensor:
         term = term * -j / size
         total = total + term
     falling = order * size.log() - math.lgamma(order + 1) + total.abs().log()
-    left_out, flip = _left_out(size, order), float((-1) ** order)
+    left_out, flip = _log_left_out(size, order), float((-1) ** order)
     ratio = 1 + flip * left_out.clamp(max=_FAR).exp()
     near = s + torch.where(left_out > _FAR, left_out, ratio.abs().log())
     below = torch.where(size > order + 1, falling, near)
@@ -174,7 +174,7 @@ def _taylor_ratio(s: Tensor, order: int) -> tuple[Tensor, Tensor]:
     it is summed, whose terms fall; where |s| is so large that these grow at first, the expansion's own do, and are.
     """
     x, n = (-s).clamp(min=0), s.new_tensor(order + 1.0)
-    above, left_out = s.clamp(min=0), _left_out(x, order).exp()
+    above, left_out = s.clamp(min=0), _log_left_out(x, order).exp()
     term = series = torch.ones_like(s)
     for j in range(1, order + 1):
         term = term * -x / j
