@@ -116,7 +116,8 @@ def test_statsmodels_says_the_same(name: str) -> None:
     assert float(model.log_likelihood(p, y, covariates=covariates)) == pytest.approx(result.llf, abs=1e-8)
     smoothed = model.linear_gaussian(p, y, covariates=covariates).smooth(y)
     close([smoothed.mean[0]], [torch.tensor(result.smoothed_state.T.copy())], 1e-6)
-    close([smoothed.covariance[0]], [torch.tensor(result.smoothed_state_cov.transpose(2, 0, 1).copy())], 1e-6)
+    # of two seasons theirs are 3e-6 beside a filter of 120 digits on one processor, and ours 3e-9
+    close([smoothed.covariance[0]], [torch.tensor(result.smoothed_state_cov.transpose(2, 0, 1).copy())], 1e-5)
     forecast = model.forecast(p, y, 12, covariates=all_of_them).observations
     told = result.get_forecast(12, **({"exog": COVARIATES[0, 96:108].numpy()} if has else {}))
     close([forecast.mean[0, :, 0]], [torch.tensor(told.predicted_mean)], 1e-7)
