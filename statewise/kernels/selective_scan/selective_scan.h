@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "ahead.h"
+
 #define BLOCK_CHANNELS 128
 #define MAX_VECTORS 128 /* of a block: 2 BLOCK_CHANNELS / lanes, of which there are two or more */
 #define SCAN_MAX_CHUNK 64

@@ -26,6 +26,7 @@ typedef struct {
     real *h;
     const real *B, *C; /* numbers, or with per_lane vectors; a step further is b_step reals further */
     int64_t b_step;
+    ahead *ahead; /* asked at each step */
 } LOCAL(forward_part);
 
 INLINE void LOCAL(forward_states)(const LOCAL(forward_part) * p, const int n, const int is_complex, const int exact,
@@ -47,6 +48,7 @@ INLINE void LOCAL(forward_states)(const LOCAL(forward_part) * p, const int n, co
 #pragma GCC unroll 8
             for (int j = 0; j < n; j++) h[j] = LOCAL(pair_zero)();
         }
+        ask(p->ahead);
         const vreal delta = v_load(p->delta + t * REAL_LANES), input = v_load(p->input + t * REAL_LANES);
         vreal y = v_load(p->y + t * REAL_LANES), y_odd = v_broadcast(0);
         const real *B = p->B + t * p->b_step, *C = p->C + t * p->b_step;
@@ -160,10 +162,23 @@ static void LOCAL(forward_finish)(const LOCAL(forward_call) * call, const scan_b
     }
 }
 
+/* What this chunk will write, and what the next one reads. */
+static void LOCAL(forward_ahead)(const LOCAL(forward_call) * call, const scan_block *block, int64_t row, int64_t start,
+                                 int64_t steps, ahead *a) {
+    const scan_sizes *z = call->sizes;
+    const int64_t next = start + steps, left = z->length - next, rows = left < z->chunk ? left : z->chunk;
+    *a = (ahead){0};
+    LOCAL(stage_ahead)(a, block, call->y, z->u_bf16, (row * z->length + start) * z->width, z->width, steps);
+    LOCAL(stage_ahead)(a, block, call->u, z->u_bf16, row * z->u_row + next * z->u_time, z->u_time, rows);
+    LOCAL(stage_ahead)(a, block, call->dt, z->dt_bf16, row * z->dt_row + next * z->dt_time, z->dt_time, rows);
+    LOCAL(stage_ahead)(a, block, call->gate, z->gate_bf16, row * z->gate_row + next * z->gate_time, z->gate_time, rows);
+    ahead_share(a, block->n_vectors * ((z->states + WIDTH - 1) / WIDTH) * steps);
+}
+
 /* All states of one vector of channels over the chunk. */
 static void LOCAL(forward_vector)(const LOCAL(forward_call) * call, const scan_block *block, int64_t v, int64_t row,
                                   int64_t start, const unsigned char *resets, int64_t steps,
-                                  const LOCAL(forward_memory) * m) {
+                                  const LOCAL(forward_memory) * m, ahead *a) {
     const scan_sizes *z = call->sizes;
     const int64_t parts = 1 + z->is_complex, group = block->per_lane ? 0 : block->vectors[v].group;
     const int64_t by_time = SCRATCH(v, 0, z->chunk);
@@ -173,7 +188,7 @@ static void LOCAL(forward_vector)(const LOCAL(forward_call) * call, const scan_b
         const int64_t by_state = SCRATCH(v, n, z->states) * parts;
         LOCAL(forward_part) part = {steps, resets, m->delta + by_time, m->input + by_time, m->y + by_time,
                                     m->A + by_state, m->rates + 2 * by_state, m->h + by_state, call->B + b_at,
-                                    call->C + b_at, z->groups * z->states * parts};
+                                    call->C + b_at, z->groups * z->states * parts, a};
         if (block->per_lane) {
             LOCAL(stage_lanes)(z, &block->vectors[v], part.B, steps, width, m->B);
             LOCAL(stage_lanes)(z, &block->vectors[v], part.C, steps, width, m->C);
@@ -215,8 +230,10 @@ static void LOCAL(forward_item)(void *context, int64_t item, int64_t thread) {
         const unsigned char *resets = LOCAL(stage_resets)(segments, start, steps, m.resets);
         if (call->kept) LOCAL(keep_states)(z, &block, m.h, call->kept + (row * chunks + c) * row_states);
         LOCAL(forward_stage)(call, &block, row, start, steps, &m);
+        ahead a;
+        LOCAL(forward_ahead)(call, &block, row, start, steps, &a);
         for (int64_t v = 0; v < block.n_vectors; v++)
-            LOCAL(forward_vector)(call, &block, v, row, start, resets, steps, &m);
+            LOCAL(forward_vector)(call, &block, v, row, start, resets, steps, &m, &a);
         LOCAL(forward_finish)(call, &block, row, start, steps, &m);
     }
     LOCAL(unstage_states)(z, &block, m.h, call->state + row * row_states);

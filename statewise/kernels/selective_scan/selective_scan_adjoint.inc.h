@@ -17,6 +17,7 @@ typedef struct {
     int64_t b_step;
     real *d_B, *d_C;                    /* vectors [t * n + j]; added to */
     real *a, *ah, *step, *slope;        /* room for vectors [t * n + j] */
+    ahead *ahead;                       /* asked at each step forwards */
 } LOCAL(adjoint_part);
 
 /* The states again: what the way back needs of them. */
@@ -35,6 +36,7 @@ INLINE void LOCAL(adjoint_forwards)(const LOCAL(adjoint_part) * p, const int n, 
 #pragma GCC unroll 4
             for (int j = 0; j < n; j++) h[j] = LOCAL(pair_zero)();
         }
+        ask(p->ahead);
         const vreal delta = v_load(p->delta + t * REAL_LANES), input = v_load(p->input + t * REAL_LANES);
         vreal y = v_load(p->y + t * REAL_LANES);
         const real *B = p->B + t * p->b_step, *C = p->C + t * p->b_step;

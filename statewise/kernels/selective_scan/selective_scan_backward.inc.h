@@ -131,10 +131,26 @@ static void LOCAL(add_lanes)(const scan_sizes *z, const scan_vector *vector, con
     }
 }
 
+/* What this chunk will write, and what the next one, the one before it in time, reads. */
+static void LOCAL(backward_ahead)(const LOCAL(backward_call) * call, const scan_block *block, int64_t row, int64_t start,
+                                  int64_t steps, ahead *a) {
+    const scan_sizes *z = call->sizes;
+    const int64_t next = start - z->chunk, rows = next < 0 ? 0 : z->chunk, now = (row * z->length + start) * z->width;
+    *a = (ahead){0};
+    LOCAL(stage_ahead)(a, block, call->d_u, z->u_bf16, now, z->width, steps);
+    LOCAL(stage_ahead)(a, block, call->d_dt, z->dt_bf16, now, z->width, steps);
+    LOCAL(stage_ahead)(a, block, call->d_gate, z->gate_bf16, now, z->width, steps);
+    LOCAL(stage_ahead)(a, block, call->u, z->u_bf16, row * z->u_row + next * z->u_time, z->u_time, rows);
+    LOCAL(stage_ahead)(a, block, call->dt, z->dt_bf16, row * z->dt_row + next * z->dt_time, z->dt_time, rows);
+    LOCAL(stage_ahead)(a, block, call->dy, z->u_bf16, row * z->dy_row + next * z->dy_time, z->dy_time, rows);
+    LOCAL(stage_ahead)(a, block, call->gate, z->gate_bf16, row * z->gate_row + next * z->gate_time, z->gate_time, rows);
+    ahead_share(a, block->n_vectors * ((z->states + WIDTH - 1) / WIDTH) * steps);
+}
+
 /* Some states of all vectors over one chunk. */
 static void LOCAL(backward_states)(const LOCAL(backward_call) * call, const scan_block *block, int64_t row,
                                    int64_t start, const unsigned char *resets, int64_t steps, int64_t n, int64_t width,
-                                   LOCAL(backward_memory) * m) {
+                                   LOCAL(backward_memory) * m, ahead *a) {
     const scan_sizes *z = call->sizes;
     const int64_t parts = 1 + z->is_complex, each = width * parts;
     int begins = 1;
@@ -148,7 +164,7 @@ static void LOCAL(backward_states)(const LOCAL(backward_call) * call, const scan
             steps, resets, m->delta + by_time, m->input + by_time, m->dy + by_time, m->y + by_time,
             m->d_input + by_time, m->d_delta + by_time, m->A + by_state, m->rates + 2 * by_state, m->h + by_state,
             m->d_A + by_state, m->d_h + by_state, call->B + b_at, call->C + b_at, z->groups * z->states * parts,
-            m->d_B, m->d_C, m->a, m->ah, m->step, m->slope};
+            m->d_B, m->d_C, m->a, m->ah, m->step, m->slope, a};
         if (block->per_lane) {
             LOCAL(stage_lanes)(z, x, part.B, steps, width, m->B);
             LOCAL(stage_lanes)(z, x, part.C, steps, width, m->C);
@@ -196,9 +212,11 @@ static void LOCAL(backward_row)(const LOCAL(backward_call) * call, const scan_bl
         const unsigned char *resets = LOCAL(stage_resets)(segments, start, steps, m->resets);
         LOCAL(take_states)(z, block, call->kept + (row * chunks + c) * row_states, m->h);
         LOCAL(backward_stage)(call, block, row, start, steps, m);
+        ahead a;
+        LOCAL(backward_ahead)(call, block, row, start, steps, &a);
         for (int64_t n = 0, width; n < z->states; n += width) {
             width = z->states - n >= WIDTH ? WIDTH : 1;
-            LOCAL(backward_states)(call, block, row, start, resets, steps, n, width, m);
+            LOCAL(backward_states)(call, block, row, start, resets, steps, n, width, m, &a);
         }
         LOCAL(backward_finish)(call, block, row, start, steps, m);
     }

@@ -32,6 +32,14 @@ INLINE void LOCAL(stage_store)(void *to, int64_t at, vreal value, int64_t count,
     else v_store_some(whole, value, count);
 }
 
+/* Asks ahead for a block's channels of some steps. `at` is where the first step begins, `step` how far the next is. */
+static void LOCAL(stage_ahead)(ahead *a, const scan_block *block, const void *from, int64_t bf16, int64_t at,
+                               int64_t step, int64_t steps) {
+    const scan_vector *first = block->vectors, *last = first + block->n_vectors - 1;
+    const int64_t size = bf16 ? 2 : sizeof(real), channels = last->channel + last->count - first->channel;
+    if (from) ahead_add(a, (const char *)from + (at + first->channel) * size, step * size, channels * size, steps);
+}
+
 /* the bias or skip of each channel, zero where there is none */
 INLINE vreal LOCAL(stage_channels)(const real *from, const scan_vector *v) {
     return from ? LOCAL(stage_load)(from, v->channel, v->count, 0) : v_broadcast(0);

@@ -69,25 +69,26 @@ static void unpad_state(const problem *all, const real *from, real *to, int64_t 
         copy_numbers(to + i * all->n_states, from + i * n, all->n_states);
 }
 
-/* S' = across S + v^T diag(to_end) B, from the state at the start of this chunk to the next one's */
-static void next_state(const problem *all, const item *one, int64_t head, const chunk *part, real *S,
+/* S' = across S + v^T diag(to_end) B, from the state at the start of this chunk to the next one's. Of the block's next
+ * head, or of its first one in the next chunk, S' will lie at `then`. */
+static void next_state(const problem *all, const item *one, int64_t head, const chunk *part, real *S, const real *then,
                        backward_scratch *s) {
-    int64_t n = s->n, p = s->p, last = part->last;
+    int64_t n = s->n, p = s->p, last = part->last, size = sizeof(real);
     real *next = S + p * n;
+    ahead a = {0};
+    ahead_add(&a, then, 0, p * n * size, 1);
+    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x + one->row * all->x_row, all->x_step, &a);
+    ahead_share(&a, tiles(p, n / REAL_LANES));
     set_decays(all, one->row, head, part, &s->decay);
     pack_values(all, one, head, part, s);
-    if (s->decay.across == FRESH)
-        memset(next, 0, sizeof(real) * (size_t)(p * n));
-    else
-        memcpy(next, S, sizeof(real) * (size_t)(p * n));
-    multiply(p, n / REAL_LANES, part->steps - last, (factor){s->weighted + last * p, 1, p}, s->B + last * n, n,
-             (scales){&s->decay.across, 0}, next, n);
+    multiply_onto(S, &a, p, n / REAL_LANES, part->steps - last, (factor){s->weighted + last * p, 1, p}, s->B + last * n,
+                  n, (scales){&s->decay.across, 0}, next, n);
 }
 
 /* What passes through the carried state: dC, and from_state[t] = dy_t . C_t S. */
-static void through_entering_state(const chunk *part, const real *S, backward_scratch *s) {
+static void through_entering_state(const chunk *part, const real *S, ahead *a, backward_scratch *s) {
     int64_t n = s->n;
-    multiply(round_up(part->carried, TILE_ROWS), n / REAL_LANES, s->p, (factor){s->dy_start, s->p, 1}, S, n,
+    multiply_asking(a, round_up(part->carried, TILE_ROWS), n / REAL_LANES, s->p, (factor){s->dy_start, s->p, 1}, S, n,
              (scales){&FRESH, 0}, s->product, n);
     for (int64_t t = 0; t < CHUNK; t++) {
         vreal sum = v_broadcast(0);
@@ -101,11 +102,11 @@ static void through_entering_state(const chunk *part, const real *S, backward_sc
 }
 
 /* What passes into the state after the chunk: dB, a part of dv, and to_state[s] = v_s . (G B_s) to_end[s]. */
-static void through_leaving_state(const chunk *part, const real *G, backward_scratch *s) {
+static void through_leaving_state(const chunk *part, const real *G, ahead *a, backward_scratch *s) {
     int64_t n = s->n, p = s->p, last = part->last;
-    multiply(part->steps - last, n / REAL_LANES, p, (factor){s->weighted + last * p, p, 1}, G, n, (scales){&ONE, 0},
+    multiply_asking(a, part->steps - last, n / REAL_LANES, p, (factor){s->weighted + last * p, p, 1}, G, n, (scales){&ONE, 0},
              s->dB + last * n, n);
-    multiply(p, CHUNK / REAL_LANES, n, (factor){G, n, 1}, s->B_turned, CHUNK, (scales){&FRESH, 0}, s->dv_turned, CHUNK);
+    multiply_asking(a, p, CHUNK / REAL_LANES, n, (factor){G, n, 1}, s->B_turned, CHUNK, (scales){&FRESH, 0}, s->dv_turned, CHUNK);
     for (int64_t t = 0; t < CHUNK; t += REAL_LANES) {
         vreal sum = v_broadcast(0), weight = v_load(s->decay.to_end + t);
         vmask reaches = v_load(STEPS + t) >= (real)last;
@@ -121,10 +122,10 @@ static void through_leaving_state(const chunk *part, const real *G, backward_scr
 
 /* What passes inside the chunk: M, the sum over heads of dM * decay, and crossing[t], the sum of dM * M over all
  * pairs u >= t > s. Rows are taken from the last, so that below[s] is the sum over u >= t. */
-static void inside_chunk(const chunk *part, backward_scratch *s) {
+static void inside_chunk(const chunk *part, ahead *a, backward_scratch *s) {
     vreal below[CHUNK / REAL_LANES] = {0};
     for (int64_t t = 0; t < part->steps; t += TILE_ROWS)
-        multiply(TILE_ROWS, (t + TILE_ROWS - 1) / REAL_LANES + 1, s->p, (factor){s->dy + t * s->p, s->p, 1},
+        multiply_asking(a, TILE_ROWS, (t + TILE_ROWS - 1) / REAL_LANES + 1, s->p, (factor){s->dy + t * s->p, s->p, 1},
                  s->values_turned, CHUNK, (scales){&FRESH, 0}, s->d_mixing + t * CHUNK, CHUNK);
     for (int64_t t = part->steps - 1; t >= 0; t--) {
         vreal sum = v_broadcast(0);
@@ -142,7 +143,7 @@ static void inside_chunk(const chunk *part, backward_scratch *s) {
         s->crossing[t] = v_sum(sum);
     }
     for (int64_t k = 0; k < part->steps; k += TILE_ROWS)
-        multiply(TILE_ROWS, s->p / REAL_LANES, part->steps - k, (factor){s->mixing + k * CHUNK + k, 1, CHUNK},
+        multiply_asking(a, TILE_ROWS, s->p / REAL_LANES, part->steps - k, (factor){s->mixing + k * CHUNK + k, 1, CHUNK},
                  s->dy + k * s->p, s->p, (scales){&ONE, 0}, s->dv + k * s->p, s->p);
 }
 
@@ -191,27 +192,44 @@ static void write_gradients(const backward_job *job, const item *one, int64_t he
     if (all->D) job->dD[one->row * all->n_heads + head] += v_sum(sum_D);
 }
 
+/* Where this head's gradients go, and what is read after its own state, x and dy. */
+static void backward_ahead(const backward_job *job, const item *one, int64_t head, const chunk *part, const real *then,
+                           const backward_scratch *s, ahead *a) {
+    const problem *all = &job->in;
+    const int64_t stride = all->n_heads * all->width, size = sizeof(real), next = part->start - CHUNK;
+    const int64_t n = s->n / REAL_LANES, p = s->p / REAL_LANES, row = one->row * all->length * stride;
+    *a = (ahead){0};
+    ahead_add(a, job->dx + row + part->start * stride + head * all->width, stride * size, all->width * size,
+              part->steps);
+    ahead_add(a, then, 0, s->p * s->n * size, 1);
+    ahead_of_head(all, one, head, part, next, all->x + one->row * all->x_row, all->x_step, a);
+    ahead_of_head(all, one, head, part, next, job->grad_y + row, stride, a);
+    ahead_share(a, 2 * tiles(CHUNK, n) + 2 * tiles(CHUNK, p) + tiles(s->p, CHUNK / REAL_LANES) + tiles(s->p, n));
+}
+
 static void backward_head(const backward_job *job, const item *one, int64_t head, const chunk *part, const real *S,
-                          real *G, backward_scratch *s) {
+                          const real *then, real *G, backward_scratch *s) {
     const problem *all = &job->in;
     int64_t n = s->n, p = s->p;
+    ahead a;
+    backward_ahead(job, one, head, part, then, s, &a);
     set_decays(all, one->row, head, part, &s->decay);
     pack_values(all, one, head, part, s);
     transpose(CHUNK, p, s->values, p, s->values_turned, CHUNK);
     const real *dy = job->grad_y + ((one->row * all->length + part->start) * all->n_heads + head) * all->width;
     pack(part->steps, all->width, dy, all->n_heads * all->width, NULL, 0, s->dy, p);
     scale_rows(0, part->carried, s->decay.from_start, s->dy, s->dy_start, p);
-    through_entering_state(part, S, s);
-    through_leaving_state(part, G, s);
-    inside_chunk(part, s);
+    through_entering_state(part, S, &a, s);
+    through_leaving_state(part, G, &a, s);
+    inside_chunk(part, &a, s);
     vreal carried = v_broadcast(0);
     if (part->carried == part->steps)
         for (int64_t i = 0; i < p * n; i += REAL_LANES) carried += v_load(G + i) * v_load(S + i);
     double across = part->carried == part->steps ? (double)(s->decay.across * v_sum(carried)) : 0;
     set_decay_gradient(job, one, head, part, across, s);
     write_gradients(job, one, head, part, s);
-    multiply(p, n / REAL_LANES, part->carried, (factor){s->dy_start, 1, p}, s->C, n, (scales){&s->decay.across, 0}, G,
-             n);
+    multiply_asking(&a, p, n / REAL_LANES, part->carried, (factor){s->dy_start, 1, p}, s->C, n,
+                    (scales){&s->decay.across, 0}, G, n);
 }
 
 #endif

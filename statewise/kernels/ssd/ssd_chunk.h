@@ -84,6 +84,17 @@ static chunk chunk_at(const problem *all, int64_t row, int64_t start) {
     return part;
 }
 
+/* Of x, or what is laid out as it is, the rows that the block takes after those of a head: its next head's, or its first
+ * one's in the chunk that begins at `next`. `from` is the row of the batch, `stride` the numbers between steps. */
+static void ahead_of_head(const problem *all, const item *one, int64_t head, const chunk *part, int64_t next,
+                          const real *from, int64_t stride, ahead *a) {
+    const int is_last = head + 1 == one->first_head + one->n_heads;
+    const int64_t start = is_last ? next : part->start, left = all->length - start, size = sizeof(real);
+    if (start < 0 || left <= 0) return;
+    ahead_add(a, from + start * stride + (is_last ? one->first_head : head + 1) * all->width, stride * size,
+              all->width * size, left < CHUNK ? left : CHUNK);
+}
+
 /* Sums in float64 and what their roundings lost, kept as two numbers: the difference of two sums is then right to the
  * precision of the difference, so that a mild decay after a strong one is as exact as it would be alone. */
 static void set_decays(const problem *all, int64_t row, int64_t head, const chunk *part, decays *of) {

@@ -58,15 +58,30 @@ static void write_outputs(const forward_job *job, const item *one, int64_t head,
     }
 }
 
+/* Where this head's outputs go, and the x that is read after its own. */
+static void forward_ahead(const forward_job *job, const item *one, int64_t head, const chunk *part,
+                          const forward_scratch *s, ahead *a) {
+    const problem *all = &job->in;
+    const int64_t stride = all->n_heads * all->width, size = sizeof(real), vectors = s->p / REAL_LANES;
+    *a = (ahead){0};
+    ahead_add(a, job->y + (one->row * all->length + part->start) * stride + head * all->width, stride * size,
+              all->width * size, part->steps);
+    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x + one->row * all->x_row, all->x_step, a);
+    ahead_share(a, 2 * tiles(part->steps, vectors) + tiles(s->n, vectors));
+}
+
 static void forward_head(const forward_job *job, const item *one, int64_t head, const chunk *part, real *S,
                          forward_scratch *s) {
     const problem *all = &job->in;
     int64_t n = s->n, p = s->p, vectors = p / REAL_LANES;
+    ahead a;
+    forward_ahead(job, one, head, part, s, &a);
     set_decays(all, one->row, head, part, &s->decay);
     const real *x = all->x + one->row * all->x_row + part->start * all->x_step + head * all->width;
     const real *dt = all->dt ? all->dt + (one->row * all->length + part->start) * all->n_heads + head : NULL;
     real finite = pack(part->steps, all->width, x, all->x_step, dt, all->n_heads, s->values, p);
-    multiply(round_up(part->carried, TILE_ROWS), vectors, n, (factor){s->C, n, 1}, S, p, (scales){&FRESH, 0}, s->y, p);
+    multiply_asking(&a, round_up(part->carried, TILE_ROWS), vectors, n, (factor){s->C, n, 1}, S, p,
+                    (scales){&FRESH, 0}, s->y, p);
     /* A tile's rows share a range of steps, and beyond its own a row multiplies by zero: not with a NaN in them. */
     int64_t rows = finite == 0 ? TILE_ROWS : 1;
     for (int64_t t = 0; t < part->steps; t += rows) {
@@ -76,14 +91,14 @@ static void forward_head(const forward_job *job, const item *one, int64_t head, 
                 v_store(s->mixing + r * CHUNK + k, v_select(seen_from(part, r, k), mixing, v_broadcast(0)));
             }
         int64_t first = part->first[t];
-        multiply(rows, vectors, t + rows - first, (factor){s->mixing + t * CHUNK + first, CHUNK, 1},
-                 s->values + first * p, p, (scales){s->decay.from_start + t, 1}, s->y + t * p, p);
+        multiply_asking(&a, rows, vectors, t + rows - first, (factor){s->mixing + t * CHUNK + first, CHUNK, 1},
+                        s->values + first * p, p, (scales){s->decay.from_start + t, 1}, s->y + t * p, p);
     }
     write_outputs(job, one, head, part, s);
     int64_t last = part->last;
     scale_rows(last, part->steps, s->decay.to_end, s->values, s->weighted, p);
-    multiply(n, vectors, part->steps - last, (factor){s->B + last * n, 1, n}, s->weighted + last * p, p,
-             (scales){&s->decay.across, 0}, S, p);
+    multiply_asking(&a, n, vectors, part->steps - last, (factor){s->B + last * n, 1, n}, s->weighted + last * p, p,
+                    (scales){&s->decay.across, 0}, S, p);
 }
 
 static void forward_item(void *context, int64_t index, int64_t thread) {

@@ -7,6 +7,11 @@ static void prepare_chunk(const problem *all, const item *one, const chunk *part
     pack(part->steps, all->n_states, B, all->B_step, NULL, 0, s->B, s->n);
 }
 
+/* the state of the block's i-th head at the start of a chunk */
+INLINE real *state_of(const backward_scratch *s, int64_t n_chunks, int64_t i, int64_t c) {
+    return s->states + (i * n_chunks + c) * s->p * s->n;
+}
+
 static void keep_states(const backward_job *job, const item *one, backward_scratch *s) {
     const problem *all = &job->in;
     int64_t n = s->n, p = s->p, n_chunks = (all->length + CHUNK - 1) / CHUNK, size = all->width * all->n_states;
@@ -19,8 +24,11 @@ static void keep_states(const backward_job *job, const item *one, backward_scrat
     for (int64_t c = 0; c + 1 < n_chunks; c++) {
         chunk part = chunk_at(all, one->row, c * CHUNK);
         prepare_chunk(all, one, &part, s);
-        for (int64_t i = 0; i < one->n_heads; i++)
-            next_state(all, one, one->first_head + i, &part, s->states + (i * n_chunks + c) * p * n, s);
+        for (int64_t i = 0; i < one->n_heads; i++) {
+            real *S = state_of(s, n_chunks, i, c), *then = state_of(s, n_chunks, i + 1, c + 1);
+            if (i + 1 == one->n_heads) then = c + 2 < n_chunks ? state_of(s, n_chunks, 0, c + 2) : NULL;
+            next_state(all, one, one->first_head + i, &part, S, then, s);
+        }
     }
 }
 
@@ -62,14 +70,21 @@ static void backward_item(void *context, int64_t index, int64_t thread) {
         memset(s.d_scores, 0, sizeof(real) * CHUNK * CHUNK);
         memset(s.dB, 0, sizeof(real) * (size_t)(CHUNK * n));
         memset(s.dC, 0, sizeof(real) * (size_t)(CHUNK * n));
-        for (int64_t i = 0; i < one.n_heads; i++)
-            backward_head(job, &one, one.first_head + i, &part, s.states + (i * n_chunks + c) * p * n,
+        for (int64_t i = 0; i < one.n_heads; i++) {
+            const real *then = state_of(&s, n_chunks, i + 1, c);
+            if (i + 1 == one.n_heads) then = c > 0 ? state_of(&s, n_chunks, 0, c - 1) : NULL;
+            backward_head(job, &one, one.first_head + i, &part, state_of(&s, n_chunks, i, c), then,
                           s.gradients + i * p * n, &s);
+        }
         finish_chunk(job, &one, &part, &s);
     }
     for (int64_t i = 0; i < one.n_heads; i++)
         unpad_state(all, s.gradients + i * p * n,
                     job->dh0 + (one.row * all->n_heads + one.first_head + i) * size, n);
+}
+
+INLINE void add_numbers(real *restrict to, const real *restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
 }
 
 /* The first block's dB and dC += those of the other blocks, in order; an item is a chunk of time of a row. */
@@ -80,10 +95,10 @@ static void add_blocks(void *context, int64_t index, int64_t thread) {
     int64_t n_chunks = (all->length + CHUNK - 1) / CHUNK, step = all->n_groups * all->n_states;
     int64_t row = index / n_chunks, start = index % n_chunks * CHUNK, stop = start + CHUNK;
     int64_t end = stop < all->length ? stop : all->length, block = all->batch * all->length * step;
-    for (int64_t i = (row * all->length + start) * step; i < (row * all->length + end) * step; i++)
+    for (int64_t i = (row * all->length + start) * step; i < (row * all->length + end) * step; i += step)
         for (int64_t k = 1; k < all->n_blocks; k++) {
-            job->dB[i] += job->dB[k * block + i];
-            job->dC[i] += job->dC[k * block + i];
+            add_numbers(job->dB + i, job->dB + k * block + i, step);
+            add_numbers(job->dC + i, job->dC + k * block + i, step);
         }
 }
 
