@@ -154,15 +154,14 @@ def _evaluate(state: RunState) -> dict[str, Any]:
         record = state.ranks.by_first(lambda: own)  # every rank has looked at all of it; what is decided has to be one
     except InputError as error:
         what = f"step {progress.step}: the evaluation failed: {error}"
-        message = f"{what}; {state.what_remains()}"
         if isinstance(error, NotFiniteError):
-            raise DivergedError(message, what) from error
-        raise TrainingError(message) from error
+            raise DivergedError(f"{what}; {state.what_remains()}. {state.advice()}", what) from error
+        raise TrainingError(f"{what}; {state.what_remains()}") from error
     set_torch_generators(generators, state.device)
     for name, value in record.items():
         if isinstance(value, float) and not math.isfinite(value):
             what = f"step {progress.step}: the validation {name} is {value}"
-            raise DivergedError(f"{what}; {state.what_remains()}", what)
+            raise DivergedError(f"{what}; {state.what_remains()}. {state.advice()}", what)
     score, best = float(record[task.metric]), progress.best
     is_best = best is None or (score > best if task.higher_is_better else score < best)
     wanted = state.config.budget.stop_at
