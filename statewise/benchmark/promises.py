@@ -25,9 +25,7 @@ def scan_bars() -> list[Bar]:
     for gradients in BOTH:
         case = case_name("L=2,048", gradients)
         what = "forward and backward" if gradients else "forward"
-        work: dict[str, Any] = {}
-        if not gradients:
-            work = {"ceilings": EXP, "amount": functools.partial(scan.exponentials, 2048)}
+        work: Any = {"ceilings": EXP, "amount": functools.partial(scan.exponentials, 2048, gradients)}
         found += [
             speed(f"scan: {what}, against mambapy", "scan", case, "mambapy", OURS, 30, **work),
             speed(f"scan: {what}, against eager chunks", "scan", case, "chunked, eager", OURS, 12, **work),
@@ -47,6 +45,7 @@ def scan_bars() -> list[Bar]:
                 "mambapy",
                 OURS_WITHOUT_C,
                 2 if gradients else 3,
+                **work,
             ),
         ]
     found += [_scan_error(OURS, ""), _scan_error(OURS_WITHOUT_C, " without C")]
@@ -79,9 +78,11 @@ def ssd_bars() -> list[Bar]:
         case = case_name("L=2,048", gradients)
         what = "forward and backward" if gradients else "forward"
         listing = "published listing"
-        found.append(speed(f"ssd: {what}, against the listing", "ssd", case, listing, OURS, 4 if gradients else 6))
+        work: Any = {"ceilings": PRODUCT, "amount": functools.partial(ssd.operations, ssd.LISTING, gradients)}
+        bar = 4 if gradients else 6
+        found.append(speed(f"ssd: {what}, against the listing", "ssd", case, listing, OURS, bar, **work))
         if not gradients:
-            found.append(speed("ssd: forward, against batched matmul", "ssd", case, "batched matmul", OURS, 2.5))
+            found.append(speed("ssd: forward, against batched matmul", "ssd", case, "batched matmul", OURS, 2.5, **work))
         for length in ssd.LENGTHS:
             found.append(
                 speed(
@@ -92,7 +93,7 @@ def ssd_bars() -> list[Bar]:
                     OURS,
                     25 if length == 8192 else 1,
                     ceilings=PRODUCT,
-                    amount=None if gradients else functools.partial(ssd.operations, length),
+                    amount=functools.partial(ssd.operations, length, gradients),
                 )
             )
         found.append(
@@ -105,7 +106,8 @@ def ssd_bars() -> list[Bar]:
                 "largest over smallest, L=4,096 to 65,536",
             )
         )
-        found.append(speed(f"ssd without C: {what}, against the listing", "ssd", case, listing, OURS_WITHOUT_C, 1.6))
+        name = f"ssd without C: {what}, against the listing"
+        found.append(speed(name, "ssd", case, listing, OURS_WITHOUT_C, 1.6, **work))
     return found
 
 

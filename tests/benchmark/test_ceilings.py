@@ -61,7 +61,9 @@ def test_the_fastest_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_one_call_has_to_do() -> None:
     assert scan.exponentials(3, width=5, n_states=7) == 3 * 5 * 9
+    assert scan.exponentials(3, True, width=5, n_states=7) == 2 * 3 * 5 * 9
     assert ssd.operations(2, heads=3, d_head=5, d_state=7) == 2 * 3 * (2 * 5 * 7 + 2 * 7 * 5)
+    assert ssd.operations(2, True, heads=3, d_head=5, d_state=7) == 3 * ssd.operations(2, heads=3, d_head=5, d_state=7)
     # one Mamba of width 128: twice that inside, a step size of rank 8, 16 states; 512 words
     layer = 128 * 512 + 256 * (8 + 2 * 16) + 8 * 256 + 256 * 128
     assert models.prefill_operations("mamba-130m", 10, quick=True) == 2 * (10 * layer + 512 * 128)

@@ -32,9 +32,10 @@ def inputs(length: int, heads: int = 24, d_head: int = 64, d_state: int = 128) -
     ]
 
 
-def operations(length: int, heads: int = 24, d_head: int = 64, d_state: int = 128) -> float:
-    """In a forward pass, those that every chunk length has: x B^T into the states and C h out of them."""
-    return float(length * heads * 2 * (2 * d_head * d_state))
+def operations(length: int, gradients: bool = False, heads: int = 24, d_head: int = 64, d_state: int = 128) -> float:
+    """In a forward pass, those that every chunk length has: x B^T into the states and C h out of them; with gradients
+    two more products for each."""
+    return float((3 if gradients else 1) * length * heads * 2 * (2 * d_head * d_state))
 
 
 def our_ssd(x: Tensor, log_a: Tensor, B: Tensor, C: Tensor) -> Any:

@@ -135,7 +135,8 @@ static void LOCAL(add_lanes)(const scan_sizes *z, const scan_vector *vector, con
 static void LOCAL(backward_ahead)(const LOCAL(backward_call) * call, const scan_block *block, int64_t row, int64_t start,
                                   int64_t steps, ahead *a) {
     const scan_sizes *z = call->sizes;
-    const int64_t next = start - z->chunk, rows = next < 0 ? 0 : z->chunk, now = (row * z->length + start) * z->width;
+    const int64_t next = start - z->chunk, rows = next < 0 ? 0 : z->chunk;
+    const int64_t now = (row * z->length + start) * z->width;
     *a = (ahead){0};
     LOCAL(stage_ahead)(a, block, call->d_u, z->u_bf16, now, z->width, steps);
     LOCAL(stage_ahead)(a, block, call->d_dt, z->dt_bf16, now, z->width, steps);
@@ -143,7 +144,8 @@ static void LOCAL(backward_ahead)(const LOCAL(backward_call) * call, const scan_
     LOCAL(stage_ahead)(a, block, call->u, z->u_bf16, row * z->u_row + next * z->u_time, z->u_time, rows);
     LOCAL(stage_ahead)(a, block, call->dt, z->dt_bf16, row * z->dt_row + next * z->dt_time, z->dt_time, rows);
     LOCAL(stage_ahead)(a, block, call->dy, z->u_bf16, row * z->dy_row + next * z->dy_time, z->dy_time, rows);
-    LOCAL(stage_ahead)(a, block, call->gate, z->gate_bf16, row * z->gate_row + next * z->gate_time, z->gate_time, rows);
+    LOCAL(stage_ahead)(a, block, call->gate, z->gate_bf16, row * z->gate_row + next * z->gate_time, z->gate_time,
+                       rows);
     ahead_share(a, block->n_vectors * ((z->states + WIDTH - 1) / WIDTH) * steps);
 }
 

@@ -37,7 +37,7 @@ static void LOCAL(stage_ahead)(ahead *a, const scan_block *block, const void *fr
                                int64_t step, int64_t steps) {
     const scan_vector *first = block->vectors, *last = first + block->n_vectors - 1;
     const int64_t size = bf16 ? 2 : sizeof(real), channels = last->channel + last->count - first->channel;
-    if (from) ahead_add(a, (const char *)from + (at + first->channel) * size, step * size, channels * size, steps);
+    ahead_add(a, from, (at + first->channel) * size, step * size, channels * size, steps);
 }
 
 /* the bias or skip of each channel, zero where there is none */

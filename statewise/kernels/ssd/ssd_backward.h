@@ -76,8 +76,8 @@ static void next_state(const problem *all, const item *one, int64_t head, const 
     int64_t n = s->n, p = s->p, last = part->last, size = sizeof(real);
     real *next = S + p * n;
     ahead a = {0};
-    ahead_add(&a, then, 0, p * n * size, 1);
-    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x + one->row * all->x_row, all->x_step, &a);
+    ahead_add(&a, then, 0, 0, p * n * size, 1);
+    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x, one->row * all->x_row, all->x_step, &a);
     ahead_share(&a, tiles(p, n / REAL_LANES));
     set_decays(all, one->row, head, part, &s->decay);
     pack_values(all, one, head, part, s);
@@ -89,7 +89,7 @@ static void next_state(const problem *all, const item *one, int64_t head, const 
 static void through_entering_state(const chunk *part, const real *S, ahead *a, backward_scratch *s) {
     int64_t n = s->n;
     multiply_asking(a, round_up(part->carried, TILE_ROWS), n / REAL_LANES, s->p, (factor){s->dy_start, s->p, 1}, S, n,
-             (scales){&FRESH, 0}, s->product, n);
+                    (scales){&FRESH, 0}, s->product, n);
     for (int64_t t = 0; t < CHUNK; t++) {
         vreal sum = v_broadcast(0);
         for (int64_t j = 0; j < n && t < part->carried; j += REAL_LANES) {
@@ -104,9 +104,10 @@ static void through_entering_state(const chunk *part, const real *S, ahead *a, b
 /* What passes into the state after the chunk: dB, a part of dv, and to_state[s] = v_s . (G B_s) to_end[s]. */
 static void through_leaving_state(const chunk *part, const real *G, ahead *a, backward_scratch *s) {
     int64_t n = s->n, p = s->p, last = part->last;
-    multiply_asking(a, part->steps - last, n / REAL_LANES, p, (factor){s->weighted + last * p, p, 1}, G, n, (scales){&ONE, 0},
-             s->dB + last * n, n);
-    multiply_asking(a, p, CHUNK / REAL_LANES, n, (factor){G, n, 1}, s->B_turned, CHUNK, (scales){&FRESH, 0}, s->dv_turned, CHUNK);
+    multiply_asking(a, part->steps - last, n / REAL_LANES, p, (factor){s->weighted + last * p, p, 1}, G, n,
+                    (scales){&ONE, 0}, s->dB + last * n, n);
+    multiply_asking(a, p, CHUNK / REAL_LANES, n, (factor){G, n, 1}, s->B_turned, CHUNK, (scales){&FRESH, 0},
+                    s->dv_turned, CHUNK);
     for (int64_t t = 0; t < CHUNK; t += REAL_LANES) {
         vreal sum = v_broadcast(0), weight = v_load(s->decay.to_end + t);
         vmask reaches = v_load(STEPS + t) >= (real)last;
@@ -126,7 +127,7 @@ static void inside_chunk(const chunk *part, ahead *a, backward_scratch *s) {
     vreal below[CHUNK / REAL_LANES] = {0};
     for (int64_t t = 0; t < part->steps; t += TILE_ROWS)
         multiply_asking(a, TILE_ROWS, (t + TILE_ROWS - 1) / REAL_LANES + 1, s->p, (factor){s->dy + t * s->p, s->p, 1},
-                 s->values_turned, CHUNK, (scales){&FRESH, 0}, s->d_mixing + t * CHUNK, CHUNK);
+                        s->values_turned, CHUNK, (scales){&FRESH, 0}, s->d_mixing + t * CHUNK, CHUNK);
     for (int64_t t = part->steps - 1; t >= 0; t--) {
         vreal sum = v_broadcast(0);
         for (int64_t k = 0; k <= (t | (TILE_ROWS - 1)); k += REAL_LANES) { /* all that a tile of M^T reads */
@@ -144,7 +145,7 @@ static void inside_chunk(const chunk *part, ahead *a, backward_scratch *s) {
     }
     for (int64_t k = 0; k < part->steps; k += TILE_ROWS)
         multiply_asking(a, TILE_ROWS, s->p / REAL_LANES, part->steps - k, (factor){s->mixing + k * CHUNK + k, 1, CHUNK},
-                 s->dy + k * s->p, s->p, (scales){&ONE, 0}, s->dv + k * s->p, s->p);
+                        s->dy + k * s->p, s->p, (scales){&ONE, 0}, s->dv + k * s->p, s->p);
 }
 
 /* log_a_t scales whatever crosses from before t to t or later: from step to step inside the chunk, from the carried
@@ -199,12 +200,13 @@ static void backward_ahead(const backward_job *job, const item *one, int64_t hea
     const int64_t stride = all->n_heads * all->width, size = sizeof(real), next = part->start - CHUNK;
     const int64_t n = s->n / REAL_LANES, p = s->p / REAL_LANES, row = one->row * all->length * stride;
     *a = (ahead){0};
-    ahead_add(a, job->dx + row + part->start * stride + head * all->width, stride * size, all->width * size,
+    ahead_add(a, job->dx, (row + part->start * stride + head * all->width) * size, stride * size, all->width * size,
               part->steps);
-    ahead_add(a, then, 0, s->p * s->n * size, 1);
-    ahead_of_head(all, one, head, part, next, all->x + one->row * all->x_row, all->x_step, a);
-    ahead_of_head(all, one, head, part, next, job->grad_y + row, stride, a);
-    ahead_share(a, 2 * tiles(CHUNK, n) + 2 * tiles(CHUNK, p) + tiles(s->p, CHUNK / REAL_LANES) + tiles(s->p, n));
+    ahead_add(a, then, 0, 0, s->p * s->n * size, 1);
+    ahead_of_head(all, one, head, part, next, all->x, one->row * all->x_row, all->x_step, a);
+    ahead_of_head(all, one, head, part, next, job->grad_y, row, stride, a);
+    const int64_t inside = CHUNK / TILE_ROWS + tiles(CHUNK, p); /* dM, half of whose columns are not computed; dv */
+    ahead_share(a, 2 * tiles(CHUNK, n) + tiles(s->p, CHUNK / REAL_LANES) + inside + tiles(s->p, n));
 }
 
 static void backward_head(const backward_job *job, const item *one, int64_t head, const chunk *part, const real *S,

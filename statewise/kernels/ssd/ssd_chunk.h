@@ -84,15 +84,16 @@ static chunk chunk_at(const problem *all, int64_t row, int64_t start) {
     return part;
 }
 
-/* Of x, or what is laid out as it is, the rows that the block takes after those of a head: its next head's, or its first
- * one's in the chunk that begins at `next`. `from` is the row of the batch, `stride` the numbers between steps. */
+/* Of x, or what is laid out as it is, the rows that the block takes after those of a head: its next head's, or its
+ * first one's in the chunk that begins at `next`. `at` is where the row of the batch begins, `stride` the numbers
+ * between steps. */
 static void ahead_of_head(const problem *all, const item *one, int64_t head, const chunk *part, int64_t next,
-                          const real *from, int64_t stride, ahead *a) {
+                          const real *from, int64_t at, int64_t stride, ahead *a) {
     const int is_last = head + 1 == one->first_head + one->n_heads;
     const int64_t start = is_last ? next : part->start, left = all->length - start, size = sizeof(real);
-    if (start < 0 || left <= 0) return;
-    ahead_add(a, from + start * stride + (is_last ? one->first_head : head + 1) * all->width, stride * size,
-              all->width * size, left < CHUNK ? left : CHUNK);
+    const int64_t first = is_last ? one->first_head : head + 1, rows = left < CHUNK ? left : CHUNK;
+    ahead_add(a, from, (at + start * stride + first * all->width) * size, stride * size, all->width * size,
+              start < 0 ? 0 : rows);
 }
 
 /* Sums in float64 and what their roundings lost, kept as two numbers: the difference of two sums is then right to the

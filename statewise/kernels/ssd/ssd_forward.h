@@ -64,9 +64,9 @@ static void forward_ahead(const forward_job *job, const item *one, int64_t head,
     const problem *all = &job->in;
     const int64_t stride = all->n_heads * all->width, size = sizeof(real), vectors = s->p / REAL_LANES;
     *a = (ahead){0};
-    ahead_add(a, job->y + (one->row * all->length + part->start) * stride + head * all->width, stride * size,
+    ahead_add(a, job->y, ((one->row * all->length + part->start) * stride + head * all->width) * size, stride * size,
               all->width * size, part->steps);
-    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x + one->row * all->x_row, all->x_step, a);
+    ahead_of_head(all, one, head, part, part->start + CHUNK, all->x, one->row * all->x_row, all->x_step, a);
     ahead_share(a, 2 * tiles(part->steps, vectors) + tiles(s->n, vectors));
 }
 

@@ -25,8 +25,9 @@ static void keep_states(const backward_job *job, const item *one, backward_scrat
         chunk part = chunk_at(all, one->row, c * CHUNK);
         prepare_chunk(all, one, &part, s);
         for (int64_t i = 0; i < one->n_heads; i++) {
-            real *S = state_of(s, n_chunks, i, c), *then = state_of(s, n_chunks, i + 1, c + 1);
-            if (i + 1 == one->n_heads) then = c + 2 < n_chunks ? state_of(s, n_chunks, 0, c + 2) : NULL;
+            real *S = state_of(s, n_chunks, i, c), *then = NULL;
+            if (i + 1 < one->n_heads) then = state_of(s, n_chunks, i + 1, c + 1);
+            else if (c + 2 < n_chunks) then = state_of(s, n_chunks, 0, c + 2);
             next_state(all, one, one->first_head + i, &part, S, then, s);
         }
     }
@@ -71,8 +72,9 @@ static void backward_item(void *context, int64_t index, int64_t thread) {
         memset(s.dB, 0, sizeof(real) * (size_t)(CHUNK * n));
         memset(s.dC, 0, sizeof(real) * (size_t)(CHUNK * n));
         for (int64_t i = 0; i < one.n_heads; i++) {
-            const real *then = state_of(&s, n_chunks, i + 1, c);
-            if (i + 1 == one.n_heads) then = c > 0 ? state_of(&s, n_chunks, 0, c - 1) : NULL;
+            const real *then = NULL;
+            if (i + 1 < one.n_heads) then = state_of(&s, n_chunks, i + 1, c);
+            else if (c > 0) then = state_of(&s, n_chunks, 0, c - 1);
             backward_head(job, &one, one.first_head + i, &part, state_of(&s, n_chunks, i, c), then,
                           s.gradients + i * p * n, &s);
         }

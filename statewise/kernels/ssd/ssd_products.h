@@ -64,13 +64,15 @@ INLINE void panel(const int vectors, ahead *a, int64_t n_rows, int64_t n_k, fact
                   scales scale, const real *before, real *out, int64_t out_stride) {
     int64_t i = 0;
     for (; i + TILE_ROWS <= n_rows; i += TILE_ROWS) {
-        tile(TILE_ROWS, vectors, n_k, A, B, B_stride, scale, before + i * out_stride, out + i * out_stride, out_stride);
+        const int64_t at = i * out_stride;
+        tile(TILE_ROWS, vectors, n_k, A, B, B_stride, scale, before + at, out + at, out_stride);
         A.numbers += TILE_ROWS * A.row_stride;
         scale.numbers += TILE_ROWS * scale.stride;
         if (a) ask(a);
     }
     for (; i < n_rows; i++) {
-        tile(1, vectors, n_k, A, B, B_stride, scale, before + i * out_stride, out + i * out_stride, out_stride);
+        const int64_t at = i * out_stride;
+        tile(1, vectors, n_k, A, B, B_stride, scale, before + at, out + at, out_stride);
         A.numbers += A.row_stride;
         scale.numbers += scale.stride;
     }

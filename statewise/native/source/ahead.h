@@ -25,12 +25,15 @@ typedef struct {
     int64_t each;       /* lines that a round asks for */
 } ahead;
 
-/* `rows` rows of `bytes` bytes, `stride` bytes apart */
-static inline void ahead_add(ahead *a, const void *first, int64_t stride, int64_t bytes, int64_t rows) {
-    if (first && bytes > 0 && rows > 0) a->queue[a->count++] = (rows_ahead){(uintptr_t)first, stride, bytes, rows};
+/* `rows` rows of `bytes` bytes, `stride` bytes apart, from `offset` bytes after `from` on. Nothing where there is
+ * nothing to ask for, or no place left. */
+static inline void ahead_add(ahead *a, const void *from, int64_t offset, int64_t stride, int64_t bytes, int64_t rows) {
+    if (!from || bytes <= 0 || rows <= 0 || a->count == MAX_AHEAD) return;
+    const uintptr_t first = (uintptr_t)from + (uintptr_t)offset, into = first % LINE;
+    a->queue[a->count++] = (rows_ahead){first - into, stride, bytes + (int64_t)into, rows};
 }
 
-/* ready for `rounds` rounds, in which all of it will be asked for */
+/* ready for about so many rounds: shares all lines among them */
 static inline void ahead_share(ahead *a, int64_t rounds) {
     int64_t lines = 0;
     for (int64_t i = 0; i < a->count; i++) lines += a->queue[i].rows * ((a->queue[i].bytes + LINE - 1) / LINE);
