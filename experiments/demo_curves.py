@@ -2,6 +2,7 @@
 
     statewise train --preset demo --out runs/muon
     statewise train --preset demo --set train.optimizer.matrices=adamw --out runs/adamw
+    statewise evaluate runs/muon --json > runs/muon/evaluation.json     # and so of the other: the test split
     python experiments/demo_curves.py --out experiments/results/demo-muon AdamW=runs/adamw Muon=runs/muon
 
 Each point is the mean over 25 steps of text that the run has not seen before: the demo does not come to the end of it.
@@ -34,19 +35,24 @@ def main() -> None:
         found[name] = {
             "steps": train[-1]["step"],
             "tokens": train[-1]["tokens"],
+            "threads": next(line["threads"] for line in lines if line["kind"] == "start"),
             "validation_bits_per_byte": next(x["bits_per_byte"] for x in lines[::-1] if x["kind"] == "evaluation"),
             "matrices": config.optimizer.matrices,
             "precision": config.precision,
             "seconds": [round(line["seconds"], 2) for line in train],
             "bits_per_byte": [round(line["bits_per_byte"], 4) for line in train],
         }
+        evaluated = Path(folder) / "evaluation.json"
+        if evaluated.exists():
+            found[name]["test_bits_per_byte"] = json.loads(evaluated.read_text())["bits_per_byte"]
     drawn = plot_runs(folders, x="time")
     axes = drawn.axes[1]  # of the metric, bits per byte
     axes.axhline(XZ, color="gray", linestyle=":")
     axes.annotate("xz -9 of the test split", (1.0, XZ), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     axes.set_ylim(top=3.0)
     drawn.savefig(arguments.out.with_suffix(".png"), dpi=150)
-    text = json.dumps({"hardware": environment(), "runs": found}, indent=1)
+    hardware = {name: value for name, value in environment().items() if name != "threads"}  # here; those of the runs count
+    text = json.dumps({"hardware": hardware, "runs": found}, indent=1)
     arguments.out.with_suffix(".json").write_text(text + "\n")
 
 

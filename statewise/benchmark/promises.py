@@ -82,7 +82,9 @@ def ssd_bars() -> list[Bar]:
         bar = 4 if gradients else 6
         found.append(speed(f"ssd: {what}, against the listing", "ssd", case, listing, OURS, bar, **work))
         if not gradients:
-            found.append(speed("ssd: forward, against batched matmul", "ssd", case, "batched matmul", OURS, 2.5, **work))
+            found.append(
+                speed("ssd: forward, against batched matmul", "ssd", case, "batched matmul", OURS, 2.5, **work)
+            )
         for length in ssd.LENGTHS:
             found.append(
                 speed(
