@@ -51,7 +51,8 @@ def main() -> None:
     axes.annotate("xz -9 of the test split", (1.0, XZ), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     axes.set_ylim(top=3.0)
     drawn.savefig(arguments.out.with_suffix(".png"), dpi=150)
-    hardware = {name: value for name, value in environment().items() if name != "threads"}  # here; those of the runs count
+    hardware = environment()
+    del hardware["threads"]  # here: each run has its own
     text = json.dumps({"hardware": hardware, "runs": found}, indent=1)
     arguments.out.with_suffix(".json").write_text(text + "\n")
 

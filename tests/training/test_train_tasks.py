@@ -88,7 +88,7 @@ def test_the_best_has_most_where_more_is_better(tmp_path: Path, monkeypatch: pyt
 
 def test_a_validation_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTask, "validate", lambda *a: {"loss": float("nan"), "accuracy": 0.5})
-    with pytest.raises(TrainingError, match="step 8: the validation loss is nan; no checkpoint.* --lr "):
+    with pytest.raises(TrainingError, match=r"step 8: the validation loss is nan; no checkpoint.* --lr "):
         train_run(toy_run(), tmp_path / "run")
 
 
