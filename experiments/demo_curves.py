@@ -35,7 +35,6 @@ def main() -> None:
         found[name] = {
             "steps": train[-1]["step"],
             "tokens": train[-1]["tokens"],
-            "threads": next(line["threads"] for line in lines if line["kind"] == "start"),
             "validation_bits_per_byte": next(x["bits_per_byte"] for x in lines[::-1] if x["kind"] == "evaluation"),
             "matrices": config.optimizer.matrices,
             "precision": config.precision,
@@ -52,7 +51,7 @@ def main() -> None:
     axes.set_ylim(top=3.0)
     drawn.savefig(arguments.out.with_suffix(".png"), dpi=150)
     hardware = environment()
-    del hardware["threads"]  # here: each run has its own
+    del hardware["threads"]  # those of this script
     text = json.dumps({"hardware": hardware, "runs": found}, indent=1)
     arguments.out.with_suffix(".json").write_text(text + "\n")
 
