@@ -70,7 +70,8 @@ static void unpad_state(const problem *all, const real *from, real *to, int64_t 
 }
 
 /* S' = across S + v^T diag(to_end) B, from the state at the start of this chunk to the next one's. Of the block's next
- * head, or of its first one in the next chunk, S' will lie at `then`. */
+ * head, or of its first one in the next chunk, S' will lie at `then`
+ * (NULL: there is none). */
 static void next_state(const problem *all, const item *one, int64_t head, const chunk *part, real *S, const real *then,
                        backward_scratch *s) {
     int64_t n = s->n, p = s->p, last = part->last, size = sizeof(real);
@@ -193,7 +194,7 @@ static void write_gradients(const backward_job *job, const item *one, int64_t he
     if (all->D) job->dD[one->row * all->n_heads + head] += v_sum(sum_D);
 }
 
-/* Where this head's gradients go, and what is read after its own state, x and dy. */
+/* Where this head's gradients go, and what is read after its own state, x and dy; `then` is that next state, or NULL. */
 static void backward_ahead(const backward_job *job, const item *one, int64_t head, const chunk *part, const real *then,
                            const backward_scratch *s, ahead *a) {
     const problem *all = &job->in;

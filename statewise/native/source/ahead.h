@@ -1,9 +1,9 @@
 /* Memory that is asked for while something else is computed.
  *
- * Tensors are read block by block: some channels of each step, and the steps lie a page or more apart. No processor
- * reads ahead by itself there, and all but the largest wait for every row. So what the next block needs, and what this
- * one will write, is put in line as rows, and the loops that compute ask for a few lines of the cache in each of their
- * rounds. Asked for all at once they would wait for each other, and the loop for them.
+ * Tensors are read block by block: some channels of each step, and the steps lie a page or more apart. A
+ * processor's own prefetcher stops at the end of a page, so that every row would be waited for. So what the next block
+ * needs, and what this one will write, is put in line as rows, and the loops that compute ask for a few lines of the
+ * cache in each of their rounds. Asked for all at once they would wait for each other, and the loop for them.
  */
 #ifndef STATEWISE_AHEAD_H
 #define STATEWISE_AHEAD_H
