@@ -194,7 +194,7 @@ static void write_gradients(const backward_job *job, const item *one, int64_t he
     if (all->D) job->dD[one->row * all->n_heads + head] += v_sum(sum_D);
 }
 
-/* Where this head's gradients go, and what is read after its own state, x and dy; `then` is that next state, or NULL. */
+/* Where this head's gradients go, and what is read after its own state, x and dy. `then`: that next state, or NULL. */
 static void backward_ahead(const backward_job *job, const item *one, int64_t head, const chunk *part, const real *then,
                            const backward_scratch *s, ahead *a) {
     const problem *all = &job->in;
