@@ -78,7 +78,7 @@ INLINE void panel(const int vectors, ahead *a, int64_t n_rows, int64_t n_k, fact
     }
 }
 
-/* out[i, :] = scale[i] before[i, :] + ...; before is laid out as out is, and may be out. a: NULL, or asked meanwhile. */
+/* out[i, :] = scale[i] before[i, :] + ...; before is laid out as out, and may be out. a: NULL, or asked meanwhile. */
 static void multiply_onto(const real *before, ahead *a, int64_t n_rows, int64_t n_vectors, int64_t n_k, factor A,
                           const real *B, int64_t B_stride, scales scale, real *out, int64_t out_stride) {
     for (; n_vectors >= TILE_VECTORS; n_vectors -= TILE_VECTORS) {
