@@ -105,17 +105,19 @@ def speed(
 
 
 def growth(name: str, workload: str, cases: Sequence[str], side: str, bar: float, setting: str) -> Bar:
-    """The largest cost of a token among the cases over the smallest; the cases take turns."""
+    """The largest cost of a token among the cases over the smallest."""
 
     def measure(measured: Measured) -> float:
         costs = []
-        for times in measured.in_turns(workload, cases, side):
+        for case in cases:
+            times = measured.times(workload, case)
             if side in times.missing:
                 raise Missing(times.missing[side])
             costs.append(times.milliseconds[side] / times.length)
         return max(costs) / min(costs)
 
-    return Bar(name=name, setting=setting, bar=bar, measure=measure, at_most=True)
+    needs = tuple((workload, case, side) for case in cases)
+    return Bar(name=name, setting=setting, bar=bar, measure=measure, at_most=True, needs=needs)
 
 
 def memory(name: str, workload: str, case: str, fast: str, slow: str, bar: float) -> Bar:

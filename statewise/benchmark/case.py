@@ -30,7 +30,6 @@ class Case:
     length:   time steps or tokens of one action, for the cost of each and the plot
     setting:  what all sides are given, in words
     rounds:   the least number of turns; the slowest cases have fewer than the rest
-    group:    neighbours of one group are compared with each other, so they take turns; "" for a case by itself
     """
 
     name: str
@@ -38,7 +37,6 @@ class Case:
     sides: Mapping[str, Callable[[], Action]]
     length: int = 1
     rounds: int = 5
-    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

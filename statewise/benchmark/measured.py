@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from statewise.benchmark.memory import Peak, peak_memory
-from statewise.benchmark.timing import Progress, Times, time_case, time_cases
+from statewise.benchmark.timing import Progress, Times, time_case
 from statewise.benchmark.workloads import WORKLOADS
 
 Need = tuple[str, str, str]  # workload, case, side
@@ -48,11 +48,6 @@ class Measured:
                 progress=self.progress,
             )
         return self._times[key]
-
-    def in_turns(self, workload: str, cases: Sequence[str], side: str) -> list[Times]:
-        """One side of several cases, timed together: for how they compare, whatever the machine does meanwhile."""
-        together = [WORKLOADS[workload].case(case, self.quick) for case in cases]
-        return time_cases(together, seconds=self.seconds * len(cases), only={side}, progress=self.progress)
 
     def peak(self, workload: str, case: str, side: str, processes: int = 1) -> Peak:
         """The least of this many processes: how an allocator cuts its pages only ever adds to what is needed.

@@ -6,7 +6,7 @@ from typing import Any
 
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, Missing, Workload
 from statewise.benchmark.memory import peak_memory
-from statewise.benchmark.timing import Progress, Times, time_cases
+from statewise.benchmark.timing import Progress, Times, time_case
 from statewise.benchmark.workloads import WORKLOADS
 from statewise.errors import ConfigError
 from statewise.reproduce.hardware import environment
@@ -35,14 +35,11 @@ def run_workload(
     """
     cases, found = workload.cases(quick), []
     while cases:
-        together = [cases.pop(0)]  # with their inputs they are let go when they are done
-        while cases and cases[0].group and cases[0].group == together[0].group:
-            together.append(cases.pop(0))
-        measured = time_cases(together, seconds=0.0 if quick else seconds * len(together), progress=progress)
-        del together
-        for times in measured:
-            peaks = _peaks(workload, times, quick, progress) if memory and times.name in workload.memory else {}
-            found.append(_record(times, peaks))
+        case = cases.pop(0)  # with its inputs it is let go when it is done
+        times = time_case(case, seconds=0.0 if quick else seconds, progress=progress)
+        del case
+        peaks = _peaks(workload, times, quick, progress) if memory and times.name in workload.memory else {}
+        found.append(_record(times, peaks))
     return {"workload": workload.name, "quick": quick, "cases": found, "hardware": environment()}
 
 

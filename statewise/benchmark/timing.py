@@ -1,4 +1,4 @@
-"""Time of the sides of one case or several: in turns, in one process, medians."""
+"""Time of the sides of a case: in turns, in one process, medians."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from statewise.benchmark.case import Action, Case, Missing
 
 TURN = 0.02  # seconds that a side is called again and again before the next has its turn
-TOGETHER = 5  # turns that each of several cases has at least
 SLOW, SLOWEST = 1.0, 4.0  # seconds of a call from which a side has two turns, and one: so that all bars take minutes
 Progress = Callable[[str], None]
 
@@ -38,70 +37,50 @@ class Times:
 def time_case(
     case: Case, *, seconds: float, only: Collection[str] | None = None, progress: Progress | None = None
 ) -> Times:
-    """:func:`time_cases` of one case."""
-    return time_cases([case], seconds=seconds, only=only, progress=progress)[0]
+    """The sides take turns until the time is used up, each at least ``case.rounds`` times, after one call uncounted.
 
-
-def time_cases(
-    cases: Sequence[Case], *, seconds: float, only: Collection[str] | None = None, progress: Progress | None = None
-) -> list[Times]:
-    """The sides of all cases take turns until the time is used up, each at least ``case.rounds`` times, after one
-    call uncounted.
-
-    A single case's side whose call takes more than 1 s has only two turns then, from 4 s on one. Several cases are
-    timed together because they are compared with each other: there each side has at least five, however slow it is.
+    A side whose call takes more than 1 s has only two turns then, from 4 s on one.
 
     With ``seconds`` of 0 each has one turn of one call: to see that it runs.
 
     A turn of a fast side is many calls, so that it is measured warm, as it runs in a model. What slows the machine
     for a while slows all sides, and their order changes from round to round.
     """
-    results = [Times(case.name, case.setting, case.length) for case in cases]
-    sides: list[_Side] = []
-    for case, result in zip(cases, results, strict=True):
-        for name, prepare in case.sides.items():
-            if only is not None and name not in only:
-                continue
-            if progress is not None:
-                progress(f"{case.name}: {name}")
-            try:
-                action = prepare()
-                first = time_once(action)
-            except Missing as reason:
-                result.missing[name] = str(reason)
-                continue
-            except Exception as error:  # a side that fails is no reason to lose the others
-                result.missing[name] = describe(error)
-                continue
-            least = (TOGETHER if len(cases) > 1 else _least(case.rounds, first)) if seconds else 1
-            calls = 1 if first > TURN or not seconds else min(20, math.ceil(TURN / max(time_once(action), 1e-6)))
-            sides.append(_Side(result, name, action, calls, least))
+    result = Times(case.name, case.setting, case.length)
+    actions: dict[str, Action] = {}
+    calls: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for name, prepare in case.sides.items():
+        if only is not None and name not in only:
+            continue
+        if progress is not None:
+            progress(f"{case.name}: {name}")
+        try:
+            action = prepare()
+            first = time_once(action)
+        except Missing as reason:
+            result.missing[name] = str(reason)
+            continue
+        except Exception as error:  # a side that fails is no reason to lose the others
+            result.missing[name] = describe(error)
+            continue
+        actions[name] = action
+        least[name] = _least(case.rounds, first) if seconds else 1
+        calls[name] = 1 if first > TURN or not seconds else min(20, math.ceil(TURN / max(time_once(action), 1e-6)))
+    found: dict[str, list[float]] = {name: [] for name in actions}
     begun, rounds = time.perf_counter(), 0
-    while sides:
+    while actions:
         over = time.perf_counter() - begun >= seconds
-        turn = [side for side in sides if rounds < side.least or not over]
+        turn = [name for name in actions if rounds < least[name] or not over]
         if not turn:
             break
         if seconds:
             gc.collect()  # not in the middle of a call; it takes longer than all of a quick case
-        for side in turn if rounds % 2 == 0 else reversed(turn):
-            side.found += [time_once(side.action) for _ in range(side.calls)]
+        for name in turn if rounds % 2 == 0 else reversed(turn):
+            found[name] += [time_once(actions[name]) for _ in range(calls[name])]
         rounds += 1
-    for side in sides:
-        side.result.milliseconds[side.name] = 1e3 * statistics.median(side.found)
-    return results
-
-
-@dataclass
-class _Side:
-    """One side of one case while it is timed: calls of a turn, the least number of turns, the seconds found."""
-
-    result: Times
-    name: str
-    action: Action
-    calls: int
-    least: int
-    found: list[float] = field(default_factory=list)
+    result.milliseconds.update({name: 1e3 * statistics.median(some) for name, some in found.items()})
+    return result
 
 
 def _least(rounds: int, first: float) -> int:

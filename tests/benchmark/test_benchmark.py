@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmark_toys import fixed, missing
+from benchmark_toys import fixed
 
-from statewise.benchmark import measured, run, timing
+from statewise.benchmark import measured, timing
 from statewise.benchmark.bars import Bar, growth, run_bars, speed
 from statewise.benchmark.case import OURS, OURS_WITHOUT_C, Case, Missing, Workload
 from statewise.benchmark.measured import Measured
 from statewise.benchmark.promises import all_bars
 from statewise.benchmark.run import run_workload
-from statewise.benchmark.timing import Times, time_case, time_cases
+from statewise.benchmark.timing import Times, time_case
 from statewise.benchmark.workloads import WORKLOADS, models, scan, ssd, time_invariant
 
 
@@ -158,14 +157,10 @@ def test_bars_hold_or_do_not_or_are_not_known(toy: Workload, monkeypatch: pytest
         times = {OURS: 2.0 * case.length, "theirs": 6.0}
         return Times(case.name, case.setting, case.length, times, {"absent": "pip install it"})
 
-    def known_together(cases: list[Case], **options: Any) -> list[Times]:
-        return [known(case) for case in cases]
-
     def broken(found: Measured) -> float:
         raise RuntimeError("it broke\nin two lines")
 
     monkeypatch.setattr(measured, "time_case", known)
-    monkeypatch.setattr(measured, "time_cases", known_together)
     bars = [
         speed("fast enough", "toy", "L=1, forward", "theirs", OURS, 1.2),
         speed("too slow", "toy", "L=1, forward", "theirs", OURS, 20),
@@ -185,42 +180,6 @@ def test_bars_hold_or_do_not_or_are_not_known(toy: Workload, monkeypatch: pytest
     }
     assert records["broken"]["why"] == "RuntimeError: it broke"
     assert "pip install" in records["absent"]["why"]
-
-
-def test_cases_that_are_compared_take_turns() -> None:
-    """A machine that slows down in the middle slows all lengths, not the last one alone."""
-    calls: list[str] = []
-
-    def recorded(name: str) -> Callable[[], Callable[[], Any]]:
-        return lambda: lambda: calls.append(name) or time.sleep(0.021)  # type: ignore[func-returns-value]
-
-    cases = [
-        Case(name=name, setting="", length=length, sides={OURS: recorded(name), "broken": missing})
-        for name, length in (("short", 1), ("long", 4))
-    ]
-    short, long = time_cases(cases, seconds=1e-3)
-    assert (short.name, short.length, long.name, long.length) == ("short", 1, "long", 4)
-    assert set(short.milliseconds) == {OURS}
-    assert set(short.missing) == {"broken"}
-    assert calls == ["short", "long"] + ["short", "long", "long", "short"] * 2 + ["short", "long"]
-
-
-def test_a_workload_times_neighbours_of_a_group_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    def case(name: str, group: str) -> Case:
-        return Case(name=name, setting="", sides={OURS: fixed(1)}, group=group)
-
-    together: list[tuple[list[str], float]] = []
-
-    def known(cases: list[Case], seconds: float, **options: Any) -> list[Times]:
-        together.append(([case.name for case in cases], seconds))
-        return [Times(case.name, "", 1, {OURS: 1.0}) for case in cases]
-
-    monkeypatch.setattr(run, "time_cases", known)
-    names = [("a", "one"), ("b", "one"), ("c", ""), ("d", ""), ("e", "two"), ("f", "three")]
-    workload = Workload(name="toys", summary="", cases=lambda quick: [case(*some) for some in names])
-    record = run_workload(workload, seconds=2.0)
-    assert together == [(["a", "b"], 4.0), (["c"], 2.0), (["d"], 2.0), (["e"], 2.0), (["f"], 2.0)]
-    assert [found["name"] for found in record["cases"]] == list("abcdef")
 
 
 def test_an_interrupted_run_gives_what_it_has() -> None:

@@ -9,17 +9,15 @@ from statewise.benchmark.workloads import scan, ssd
 
 
 def cases(quick: bool) -> list[Case]:
-    """Those of the two workloads that are ours alone; the lengths of each take turns."""
+    """Those of the two workloads that are ours alone."""
     found = []
     for kind, here in (("scan", scan), ("SSD", ssd)):
-        by_name = {case.name: case for case in here.cases(quick)}
-        for gradients in (False, True):
-            group = case_name(kind, gradients)
-            names = [case_name(f"L={length:,}", gradients) for length in here.LONG]
-            found += [
-                replace(by_name[name], name=f"{kind}, {name}", sides={OURS: by_name[name].sides[OURS]}, group=group)
-                for name in names
-            ]
+        long = {case_name(f"L={length:,}", gradients) for length in here.LONG for gradients in (False, True)}
+        found += [
+            replace(case, name=f"{kind}, {case.name}", sides={OURS: case.sides[OURS]})
+            for case in here.cases(quick)
+            if case.name in long
+        ]
     return found
 
 

@@ -45,7 +45,6 @@ def signals(quick: bool) -> list[Case]:
                 sides=our_sides(action),
                 length=2 * PIECE if quick else length,
                 rounds=3,
-                group="signals",
             )
         )
     return found
