@@ -96,10 +96,10 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     Shapes:   q: (..., length, d)   k: (..., n_keys, d)   ->   each (...,)
               causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
     Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
-    Numerics: in float64, each to about 1e-8 of itself, however small, and infinite where it is beyond float64; if a
-              product is beyond 500, ``attention`` to 1e-12 or so. The error grows with |s|, not with d: what counts is
-              how large queries and keys are. With an odd order a sum of weights may be near 0, and ``attention`` then
-              has no bound.
+    Numerics: in float64: ``similarity`` and ``bound`` to about 1e-8 of themselves, however small, and infinite where
+              they are beyond float64; ``attention`` to about 1e-8 of the largest ``similarity``, and if a product is
+              beyond 500 to 1e-12 or so. The error grows with |s|, not with d: what counts is how large queries and keys
+              are. With an odd order a sum of weights may be near 0, and ``attention`` then has no bound.
     Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
     Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
 
@@ -122,27 +122,31 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     if causal:
         seen = seen.tril(n_keys - length)
     s = s.masked_fill(~seen, 0.0)
-    ratio, similarity = _taylor_ratio(s, order)
+    off = _left_out(s, order)
+    similarity = off.abs()
     bound = ((order + 1) * s.abs().log() - math.lgamma(order + 2) - s.clamp(max=0)).exp()
     hidden = s.masked_fill(~seen, -torch.inf)
-    series = (hidden - hidden.amax(-1, keepdim=True)).exp() * ratio.masked_fill(~seen, 0.0)
-    far = (s.abs() > _FAR).any(-1, keepdim=True)
+    # With p = (1 - off) e^s the weights are a (1 - off) / (1 - mean of off by a): so small errors stay exact
+    a, off = hidden.softmax(-1), off.masked_fill(~seen, 0.0)
+    mean = (a * off).sum(-1, keepdim=True)
+    moved = (a * (off - mean)).abs().sum(-1) / (1 - mean.squeeze(-1)).abs() / 2
+    far = (s.abs() > _FAR).any(-1)
     if bool(far.any()):  # exponentials or their ratios are beyond float64
-        series = torch.where(far, _weights_by_logarithms(s, seen, order), series)
-    moved = (hidden.softmax(-1) - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2
+        series = _weights_by_logarithms(s, seen, order)
+        moved = torch.where(far, (a - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2, moved)
     return TaylorError(similarity.amax((-1, -2)), bound.amax((-1, -2)), moved.amax(-1))
 
 
 def _log_left_out(x: Tensor, order: int) -> Tensor:
-    """The logarithm of what the expansion of exp(-x) leaves out after x^order, as a share of exp(-x); x at most
-    order + 1, and larger ones as that."""
+    """The logarithm of the size of what the expansion of exp(-x) leaves out after x^order, as a share of exp(-x), for
+    |x| up to order + 1, and beyond as there."""
     tail = term = torch.ones_like(x)
-    inner, j = x.clamp(max=order + 1.0), order + 1
+    inner, j = x.clamp(-(order + 1.0), order + 1.0), order + 1
     while bool((term.abs() > 1e-18).any()):
         j += 1
         term = term * -inner / j
         tail = tail + term
-    return (order + 1) * inner.log() - math.lgamma(order + 2) + inner + tail.log()
+    return (order + 1) * inner.abs().log() - math.lgamma(order + 2) + inner + tail.log()
 
 
 def _weights_by_logarithms(s: Tensor, seen: Tensor, order: int) -> Tensor:
@@ -167,20 +171,20 @@ def _weights_by_logarithms(s: Tensor, seen: Tensor, order: int) -> Tensor:
     return torch.where(s >= 0, weights, sign * weights)
 
 
-def _taylor_ratio(s: Tensor, order: int) -> tuple[Tensor, Tensor]:
-    """p(s) / exp(s), with p the expansion that ends at s^order, and |p(s) / exp(s) - 1|; float64.
+def _left_out(s: Tensor, order: int) -> Tensor:
+    """1 - p(s) / exp(s), with p the expansion that ends at s^order; float64.
 
-    Above 0 they are incomplete Gamma functions. Below 0 the expansion cancels to nothing, so that what is left out of
-    it is summed, whose terms fall; where |s| is so large that these grow at first, the expansion's own do, and are.
+    Up to |s| = order + 1 what is left out is summed, whose terms fall. Above, it is an incomplete Gamma function;
+    below, the expansion's own terms are summed, which fall in turn.
     """
-    x, n = (-s).clamp(min=0), s.new_tensor(order + 1.0)
-    above, left_out = s.clamp(min=0), _log_left_out(x, order).exp()
+    n = order + 1.0
+    left_out = _log_left_out(-s, order).exp() * torch.where(s < 0, (-1.0) ** (order + 1), 1.0)
+    x = (-s).clamp(min=0)
     term = series = torch.ones_like(s)
     for j in range(1, order + 1):
         term = term * -x / j
         series = series + term
     series = torch.where(series.isfinite(), series, (-1.0) ** order * math.inf)  # infinities of both signs were added
-    below = torch.where(x <= order + 1, 1 - (-1) ** (order + 1) * left_out, series * x.exp())
-    ratio = torch.where(s > 0, torch.special.gammaincc(n, above), below)
-    off = torch.where(x <= order + 1, left_out, (below - 1).abs())
-    return ratio, torch.where(s > 0, torch.special.gammainc(n, above), off)
+    above = torch.special.gammainc(s.new_tensor(n), s.clamp(min=0))
+    beyond = torch.where(s > 0, above, 1 - series * x.exp())
+    return torch.where(s.abs() <= n, left_out, beyond)

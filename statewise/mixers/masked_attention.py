@@ -128,6 +128,11 @@ class StructuredMaskedAttention(LinearAttention):
             raise InputError(
                 f"{name} needs a mask of real numbers or bool, got {mask.dtype}; give mask.real, or two masks"
             )
+        if isinstance(mask, Tensor) and not torch.compiler.is_compiling() and not bool(mask.isfinite().all()):
+            raise InputError(
+                f"{name} got a mask with NaN or infinity; it multiplies the weights, so give 0 for what is not seen, "
+                "or a mask of bool"
+            )
         batch, length, n_keys = x.shape[0], x.shape[1], memory.shape[1]
         shape = (batch, self.n_heads, length, n_keys)
         fits = memory.shape[0] == batch and 2 <= len(mask.shape) <= 4 and tuple(mask.shape[-2:]) == shape[-2:]
@@ -146,6 +151,8 @@ class StructuredMaskedAttention(LinearAttention):
             v = mask_time(v, valid).transpose(1, 2)
             if isinstance(mask, Tensor):
                 y = masked_attention_contraction(mask.to(v.dtype), q, k, v, order="quadratic").Y
+            elif mask.dtype != v.dtype:
+                raise InputError(f"{name} computes in {v.dtype}, and the mask is {mask.dtype}; make it in {v.dtype}")
             else:
                 y = masked_attention_contraction(mask, q, k, v, order="linear").Y
         return self._read_out(y.transpose(1, 2), x.dtype, any_sign=True)

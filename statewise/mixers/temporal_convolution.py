@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Fraction, OneOf
+from statewise.errors import ConfigError
 from statewise.kernels.exact import is_exact
 from statewise.kernels.exact.nodes import windows
 from statewise.mixers.activations import ACTIVATIONS
@@ -120,4 +121,6 @@ def tcn_layers(n_layers: int, *, n_taps: int = 3, dropout: float = 0.0) -> tuple
 
     Errors:  ConfigError for numbers that no level can have.
     """
+    if n_layers < 1:
+        raise ConfigError(f"tcn_layers needs n_layers of at least 1, got {n_layers}")
     return tuple(TCNConfig(n_taps=n_taps, dilation=2**i, dropout=dropout) for i in range(n_layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -111,13 +112,18 @@ class Panel:
 def curves(
     name: str, title: str, *panels: Panel, width: float = 7.5, height: float = 4.8, sharey: bool = False
 ) -> Plot:
-    """The plot of some panels side by side."""
+    """The plot of some panels: up to four side by side, more in rows of three. width, height: of one row."""
+    columns = len(panels) if len(panels) <= 4 else 3
+    rows = math.ceil(len(panels) / columns)
 
     def draw(drawing: Figure) -> None:
-        for panel, axes in zip(panels, drawing.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]):
+        grid = drawing.subplots(rows, columns, sharey=sharey, squeeze=False).ravel()
+        for panel, axes in zip(panels, grid):
             panel.draw(axes)
+        for axes in grid[len(panels) :]:
+            axes.remove()
 
-    return drawn(name, title, draw, width=width, height=height)
+    return drawn(name, title, draw, width=width, height=rows * height)
 
 
 def drawn(name: str, title: str, draw: Callable[[Figure], None], *, width: float = 7.5, height: float = 4.8) -> Plot:

@@ -109,6 +109,9 @@ class BlockSequentiallySemiseparable(StructuredMatrix):
                 [2.5000]]), tensor([2.5000]))
         """
         T, N, M = *self.A.shape[-3:-1], self.B.shape[-1]
+        for name, given in (("x", x), ("state", state)):
+            if not isinstance(given, Tensor) and (given is not None or name == "x"):
+                raise InputError(f"{name} must be a tensor, got {type(given).__name__}; use torch.as_tensor({name})")
         if x.ndim < 2 or tuple(x.shape[-2:]) != (T, M) or x.dtype != self.dtype:
             raise InputError(f"x must be (..., {T}, {M}) in {self.dtype}; got {x.dtype} {tuple(x.shape)}")
         if state is not None and (state.ndim < 1 or state.shape[-1] != N or state.dtype != self.dtype):

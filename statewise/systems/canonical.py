@@ -84,8 +84,8 @@ def modal_form(system: _S) -> Canonical[_S]:
         lost = torch.minimum(lost, condition)
     if not bool((lost < 0.01 / torch.finfo(torch.float64).eps).all()):
         raise InputError(
-            "A has no n independent eigenvectors (within rounding), so it has no modal form; use it as it is, or "
-            "normal_plus_low_rank where that exists"
+            "A has no n independent eigenvectors in double precision, where some are parallel but for rounding, so it "
+            "has no modal form; use it as it is, or normal_plus_low_rank where that exists"
         )
     _warn_if_useless("modal_form", lost, system)
     C = None if system.C is None else _with_outputs(system).C.to(A.dtype) @ T

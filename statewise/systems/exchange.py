@@ -48,7 +48,8 @@ def to_scipy(system: System) -> Any:
     (:meth:`DiscreteSystem.reading_before`), so all responses are the same.
 
     Shapes:  one system, without leading axes
-    Errors:  InputError for a batch, a system without C, and where SciPy is not installed.
+    Errors:  InputError for a complex system (SciPy holds its matrices, but its responses drop imaginary parts), a
+             batch, a system without C, and where SciPy is not installed.
     """
     with importing("scipy.signal", "files", "to_scipy needs"):
         from scipy import signal
@@ -60,7 +61,8 @@ def from_control(system: Any) -> ContinuousSystem | DiscreteSystem:
     """A StateSpace or TransferFunction of python-control. The rest as :func:`from_scipy`; a system whose ``dt`` is None
     (unspecified) counts as continuous, as python-control itself takes it.
 
-    Errors:  InputError for anything else, a system without states, and where python-control is not installed.
+    Errors:  InputError for anything else, a system without states, a transfer function whose numerator has the higher
+             order, and where python-control is not installed.
     """
     with importing("control", "control", "from_control needs"):
         import control
@@ -72,20 +74,19 @@ def from_control(system: Any) -> ContinuousSystem | DiscreteSystem:
         found: Any = control.ss(system)
     except (ImportError, control.ControlMIMONotImplemented):  # a matrix of transfer functions needs slycot
         raise InputError("python-control cannot bring this transfer function into states; give a StateSpace") from None
+    except ValueError as error:  # a numerator of a higher order than the denominator
+        raise InputError(f"python-control cannot bring this transfer function into states: {error}") from None
     return _ours(found.A, found.B, found.C, found.D, found.dt or None)
 
 
 def to_control(system: System) -> Any:
     """The same system as python-control's StateSpace. The rest as :func:`to_scipy`.
 
-    Errors:  InputError for a complex system (theirs are real), a batch, a system without C, and where python-control is
-             not installed.
+    Errors:  InputError for a complex system, a batch, a system without C, and where python-control is not installed.
     """
     with importing("control", "control", "to_control needs"):
         import control
     A, B, C, D, dt = _theirs(system, "to_control")
-    if any(np.iscomplexobj(z) for z in (A, B, C, D)):
-        raise InputError("to_control takes a real system, as those of python-control are; this one is complex")
     return control.ss(A, B, C, D) if dt is None else control.ss(A, B, C, D, dt)
 
 
@@ -116,6 +117,11 @@ def _theirs(system: System, asked: str) -> tuple[Any, Any, Any, Any, float | Non
         assert isinstance(system, DiscreteSystem)
         assert isinstance(system.dt, Tensor)
         dt = float(system.dt)
-    A, B, C, D = (z.detach().cpu().resolve_conj() for z in system._matrices())
+    A, B, C, D = (z.detach().cpu() for z in system._matrices())
+    if any(z.is_complex() for z in (A, B, C, D)):  # theirs answer with real parts alone, SciPy with a warning at most
+        raise InputError(
+            f"{asked} takes a real system, because theirs answer with real parts; this one is complex: use its own "
+            "simulate and frequency_response"
+        )
     A = torch.diag(A) if system.diagonal else A
     return A.numpy(), B.numpy(), C.numpy(), D.numpy(), dt

@@ -21,8 +21,9 @@ class Truncated(NamedTuple, Generic[_S]):
     system:   the reduced system, of the kind and dtype of the given one, dense
     hankel:   all Hankel singular values of the given system, descending, (..., n) float64
     bound:    (...) float64: at no frequency does the largest singular value of the difference of the two frequency
-              responses exceed it. So the difference of the outputs has at most ``bound`` times the energy norm of the
-              input
+              responses exceed it, but for rounding: the entries of ``system`` are rounded to its dtype, so in float32
+              expect some 1e-6 of the response besides, and 1e-15 in float64. So the difference of the outputs has at
+              most ``bound`` times the energy norm of the input
     """
 
     system: _S

@@ -301,7 +301,8 @@ def check_dtypes(**tensors: Tensor) -> None:
     known = (torch.float32, torch.float64, torch.complex64, torch.complex128)
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}")
+            hint = "; coefficients that change with time are for TimeVaryingSystem" if callable(tensor) else ""
+            raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}{hint}")
         if tensor.dtype not in known:
             raise InputError(f"{name} must be float32, float64, complex64 or complex128, got {tensor.dtype}")
     if len({tensor.dtype for tensor in tensors.values()}) > 1:

@@ -57,6 +57,26 @@ def test_taylor_error_is_right_where_the_series_cancels(order: int) -> None:
         assert error.similarity <= error.bound * (1 + 1e-8)
 
 
+@pytest.mark.parametrize("order", [0, 2, 5, 16, 40])
+def test_a_small_error_of_attention_is_no_rounding(order: int) -> None:
+    """Beside sums of 300 digits: far below the rounding of the weights themselves."""
+    for products in ([0.5, -0.3, 0.1], [3e-3, -1e-3, 2e-6], [0.9, -1.1], [2.5, 2.0, -2.0]):
+        with localcontext() as context:
+            context.prec = 300
+            exact, series = [], []
+            for s in map(Decimal, products):
+                terms = [Decimal(1)]
+                for n in range(1, order + 1):
+                    terms.append(terms[-1] * s / n)
+                exact.append(s.exp())
+                series.append(sum(terms))
+            pairs = zip(exact, series)
+            known = float(sum(abs(a / sum(exact) - b / sum(series)) for a, b in pairs) / 2)
+        k = torch.tensor(products, dtype=torch.float64).unsqueeze(1)
+        found = float(taylor_error(torch.ones(1, 1, dtype=torch.float64), k, order, causal=False).attention)
+        assert found == pytest.approx(known, rel=1e-8, abs=1e-300)
+
+
 def test_attention_moves_by_no_more_than_its_similarities() -> None:
     k = torch.tensor([[-20.0], [-21.0], [-19.5]])
     error = taylor_error(torch.ones(1, 1), k, 80, causal=False)

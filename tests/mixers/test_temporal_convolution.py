@@ -64,3 +64,5 @@ def test_errors() -> None:
         TCNConfig(dropout=1.0)
     with pytest.raises(ConfigError, match="dilation"):
         TCNConfig(dilation=0)
+    with pytest.raises(ConfigError, match="n_layers of at least 1, got 0"):
+        tcn_layers(0)

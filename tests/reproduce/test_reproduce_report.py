@@ -175,6 +175,18 @@ a note
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "l", "b"]
         assert (axes.get_xscale(), axes.get_yscale(), axes.get_xticks().tolist()) == ("log", "log", [1, 2])
 
+    @needs_plot
+    @pytest.mark.parametrize(("n_panels", "pixels"), [(4, (4.0, 2.0)), (5, (4.0, 4.0)), (7, (4.0, 6.0))])
+    def test_more_than_four_panels_stand_in_rows(
+        self, n_panels: int, pixels: tuple[float, float], tmp_path: Path
+    ) -> None:
+        from matplotlib.image import imread
+
+        panels = [Panel(curves=[Curve([1, 2], [3, 4])])] * n_panels
+        curves("p", "title", *panels, width=4.0, height=2.0).write(tmp_path / "p.png")
+        height, width = imread(tmp_path / "p.png").shape[:2]
+        assert width / height == pytest.approx(pixels[0] / pixels[1], rel=0.01)
+
     def test_bars(self) -> None:
         assert Bar(what="x", ours=2.0, bar=2.0).holds
         assert not Bar(what="x", ours=2.0, bar=2.0, beyond=True).holds

@@ -46,7 +46,7 @@ def test_modal_form_of_a_batch_and_where_there_is_none() -> None:
     assert condition.shape == (3,)
     assert_same_responses(modal, batch)
     chain = ContinuousSystem(torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=F64), torch.ones(2, dtype=F64))
-    with pytest.raises(InputError, match="no n independent eigenvectors"):
+    with pytest.raises(InputError, match="no n independent eigenvectors in double precision"):
         modal_form(chain)
     legs = ContinuousSystem(*(z.float() for z in hippo.transition("legs", 8)))
     with pytest.warns(UserWarning, match=r"modal_form: the new coordinates have condition 4.5e\+04, too much for"):

@@ -157,6 +157,9 @@ def test_errors() -> None:
         (lambda: good.simulate(u, times=times, method="simpson"), "the methods are"),
         (lambda: good.simulate(u[:2], times=times), r"x must be \(\.\.\., 3, 2\)"),
         (lambda: good.simulate(u, u[0].float(), times=times), r"state must be \(\.\.\., 2\)"),
+        (lambda: good.simulate([1.0, 2.0], times=times), "x must be a tensor, got list"),  # type: ignore[arg-type]
+        (lambda: good.simulate(u, [0.0, 0.0], times=times), "state must be a tensor, got list"),  # type: ignore[arg-type]
+        (lambda: ContinuousSystem(lambda t: eye, eye), "got function; coefficients that change .* TimeVaryingSystem"),  # type: ignore[arg-type]
         (lambda: TimeVaryingSystem(eye, lambda t: eye, lambda t: eye), "for a constant give a function, lambda t: A"),
         (lambda: TimeVaryingSystem(3, lambda t: eye, lambda t: eye), "A must be a function of time or samples"),  # type: ignore[arg-type]
         (lambda: TimeVaryingSystem(eye.expand(3, 2, 2), eye.expand(4, 2, 2), lambda t: eye), r"steps; got \[3, 4\]"),

@@ -81,7 +81,10 @@ def write_decoder(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     architecture = "gpt2" if config.max_positions is not None else "gptneox"
     for field, found, needed in _needs(config, architecture):
         if found != needed:
-            raise CheckpointError(f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}")
+            raise CheckpointError(
+                f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}. GGUF has GPT-2 and "
+                "GPT-NeoX, and no GPT-Neo or OPT: write those as a transformers folder"
+            )
     mixer, mlp, d_model = first.mixer, first.mlp, config.d_model
     assert isinstance(mixer, AttentionConfig)
     assert isinstance(mlp, MLPConfig)

@@ -48,7 +48,13 @@ def report(config: LraSettings, found: Found) -> Report:
         _scaled(config, found),
         figures={"published": ACCURACY, "data": found.data, "runs": runs},
         plots=[
-            curves("lra", "Validation accuracy while training", *(_panel(config, found, task) for task in config.tasks))
+            curves(
+                "lra",
+                "Validation accuracy while training",
+                *(_panel(config, found, task) for task in config.tasks),
+                width=max(7.5, 3.6 * min(3, len(config.tasks))),
+                height=4.8 if len(config.tasks) == 1 else 3.4,
+            )
         ],
     )
 
