@@ -128,7 +128,7 @@ def test_another_number_of_positions_is_refused(tmp_path: Path) -> None:
 
 UNWRITTEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "tied": ("gptneox", {"tie_embeddings": True}, "tie_embeddings=True"),
-    "offset": ("gpt2", {"position_offset": 2}, "position_offset=2"),
+    "offset": ("gpt2", {"position_offset": 2}, "position_offset=2.*no GPT-Neo or OPT"),
     "narrow": ("gpt2", {"d_embedding": 8}, "d_embedding=8"),
     "norm": ("gpt2", {"norm": None}, "norm=None"),
     "exact GELU": ("gpt2", {"layers": (replace(GPT2, mlp=sw.MLPConfig()),)}, "activation='gelu'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ from statewise.training.distributed.several import SeveralRanks
 
 TIMEOUT = timedelta(hours=1)  # the others wait while rank 0 writes; who died is noticed by torchrun long before
 REASON = "statewise-error"
+_JOINED = itertools.count()  # runs of this process: one process group may have several, and each has its own reason
 NETWORK = ("gloo", "nccl", "connection", "timed out", "socket")  # words of PyTorch's errors when a peer is gone
 
 
@@ -34,6 +36,7 @@ def join() -> Iterator[SeveralRanks]:
         _meet()
     require_cpu_backend()
     store, is_alone = distributed_c10d._get_default_store(), True
+    key = f"{REASON}-{next(_JOINED)}"
     try:
         with warnings.catch_warnings():  # of views that somebody might change in place: nothing here does
             warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
@@ -43,12 +46,12 @@ def join() -> Iterator[SeveralRanks]:
         is_alone = False
     except StatewiseError as error:
         with suppress(Exception):  # the store may be gone, and then nobody reads it
-            store.set(REASON, pickle.dumps((type(error), str(error))).hex())
+            store.set(key, pickle.dumps((type(error), str(error))).hex())
         raise
     except RuntimeError as error:
         if not any(word in str(error).lower() for word in NETWORK):
             raise
-        raise _reason_of(store, error) from error
+        raise _reason_of(store, key, error) from error
     finally:
         if own:
             _leave(is_alone)
@@ -95,11 +98,11 @@ def require_cpu_backend() -> None:
         )
 
 
-def _reason_of(store: dist.Store, error: RuntimeError) -> StatewiseError:
+def _reason_of(store: dist.Store, key: str, error: RuntimeError) -> StatewiseError:
     """Why another process is gone, if it could say so."""
     with suppress(Exception):
-        if store.check([REASON]):
-            kind, message = pickle.loads(bytes.fromhex(store.get(REASON).decode()))
+        if store.check([key]):
+            kind, message = pickle.loads(bytes.fromhex(store.get(key).decode()))
             found: StatewiseError = kind(message)
             return found
     reason = " ".join(str(error).split())[:200]
