@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,16 @@ SHAPES = [  # batch, length, heads, d_head, groups, d_state
     (1, 70, 2, 65, 1, 17),
     (1, 33, 1, 3, 1, 130),
 ]
+
+
+@pytest.fixture
+def descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles come through descriptors where they can, as on Hopper."""
+    monkeypatch.setattr("statewise.kernels.ssd.triton.has_descriptors", lambda device: True)
+
+
+def tiles(*inputs: Tensor) -> Any:
+    return gpu.module("ssd").tiles_of(*inputs)
 
 
 def case(shape: tuple[int, ...], options: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -57,6 +68,34 @@ def test_equal_to_the_definition(shape: tuple[int, ...], options: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_inputs_that_are_stored_narrower(dtype: torch.dtype) -> None:
     check(case((2, 67, 4, 5, 2, 4), True, dtype), None, TOLERANCE[dtype])
+
+
+TILED_SHAPES = [(1, 130, 2, 64, 1, 128), (2, 67, 4, 64, 2, 64), (1, 3, 1, 128, 1, 256)]
+
+
+@pytest.mark.parametrize("options", [False, True])
+@pytest.mark.parametrize("shape", TILED_SHAPES, ids=str)
+def test_tiles_through_descriptors(shape: tuple[int, ...], options: bool, descriptors: None) -> None:
+    inputs = case(shape, options, torch.bfloat16)
+    assert tiles(inputs[0], *inputs[2:4]).ahead[0].tiled
+    check(inputs, documents(shape) if options else None, TOLERANCE[torch.bfloat16])
+
+
+def test_descriptors_of_views_that_are_not_contiguous(descriptors: None) -> None:
+    """As Mamba-2 has them: x, B and C side by side in one tensor."""
+    packed = torch.randn(2, 70, 2 * 64 + 2 * 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x, B, C = (m.unflatten(2, (-1, 64)) for m in packed.split([128, 64, 64], 2))
+    _, log_a, _, _, h0 = case((2, 70, 2, 64, 1, 64), False)
+    assert tiles(x, B, C).ahead[0].tiled
+    check([m.detach().requires_grad_() for m in (x, log_a, B, C, h0)], None, TOLERANCE[torch.bfloat16])
+    assert not tiles(packed[..., 1:129].unflatten(2, (2, 64)), B, C).ahead[0].tiled, "columns that are not aligned"
+
+
+def test_descriptors_in_pieces(descriptors: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "processors", lambda device: 10)
+    monkeypatch.setattr("statewise.kernels.ssd.triton._LEAST_CHUNKS", 1)
+    shape = (1, 200, 2, 64, 1, 64)
+    check(case(shape, True, torch.bfloat16), documents(shape), TOLERANCE[torch.bfloat16])
 
 
 def test_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ class Build:
     sixteens:   numbers that are multiples of 16, as the sizes of most models: rows are then read in vectors
     products:   whether it multiplies matrices, which have to become matrix instructions
     label:      the configuration in words
+    targets:    those whose launches pick it, None for all
     """
 
     kernel: Any
@@ -27,6 +28,7 @@ class Build:
     sixteens: str = ""
     products: bool = False
     label: str = ""
+    targets: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +54,7 @@ class Build:
 
 
 def _is_type(value: Any) -> bool:
-    return isinstance(value, str) and (value.startswith("*") or value in ("i32", "i64", "fp32"))
+    return isinstance(value, str) and (value.startswith(("*", "tensordesc")) or value in ("i32", "i64", "fp32"))
 
 
 def pointers(**names: str) -> dict[str, str]:
@@ -63,3 +65,8 @@ def pointers(**names: str) -> dict[str, str]:
 def numbers(**names: str) -> dict[str, str]:
     """Types of numbers, as ``numbers(i32="length width", fp32="eps")``."""
     return {name: kind for kind, text in names.items() for name in text.split()}
+
+
+def descriptors(tile: str, names: str) -> dict[str, str]:
+    """Types of descriptors of tiles, as ``descriptors("bf16[1, 64, 64]", "x y")``."""
+    return {name: f"tensordesc<{tile}>" for name in names.split()}

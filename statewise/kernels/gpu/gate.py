@@ -134,7 +134,13 @@ def _output(*command: Any) -> str:
 
 def gate(kernels: Iterable[str] = KERNELS, targets: Iterable[str] = tuple(SHARED), n_jobs: int = 1) -> Iterator[Found]:
     """Each configuration of each kernel on each target, in their order, compiled by as many processes."""
-    tasks = [(k, i, target) for k in kernels for i in range(len(module(k).builds())) for target in targets]
+    tasks = [
+        (k, i, target)
+        for k in kernels
+        for i, build in enumerate(module(k).builds())
+        for target in targets
+        if build.targets is None or target in build.targets
+    ]
     with ProcessPoolExecutor(n_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_inspect_one, tasks)
 

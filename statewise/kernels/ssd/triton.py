@@ -1,33 +1,47 @@
-"""The launches of SSD in Triton: one forwards (three where there are few sequences), three backwards."""
+"""The launches of SSD in Triton: the sums of decays, then one sweep forwards (three launches where there are few
+sequences), or three launches backwards."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from statewise.kernels.gpu import on_device_of, options, pieces
-from statewise.kernels.gpu.build import Build, numbers, pointers
+from statewise.kernels.gpu.build import Build, descriptors, numbers, pointers
 from statewise.kernels.gpu.triton_products import product
 from statewise.kernels.ssd import pytorch
 from statewise.kernels.ssd.reference import Arguments
 from statewise.kernels.ssd.triton_adjoint import of_groups, of_heads, states_and_gradients
-from statewise.kernels.ssd.triton_kernels import chain_pieces, sweep
+from statewise.kernels.ssd.triton_kernels import chain_pieces, sums_of_decays, sweep
 
 REGISTERS = 255  # of a thread at most
 _CHAINED = 1024  # numbers of a state that a program chains
+_SUMMED = 16  # heads of a program that sums decays
 _LEAST_CHUNKS = 16  # of a piece
+HOPPER = 9  # the capability of cards whose descriptors feed products of whole warp groups
 
 
 class Tile(NamedTuple):
-    """What a program holds: steps of a chunk, of a head's width and of its states so many at most, and its warps."""
+    """What a program holds: steps of a chunk, of a head's width and of its states so many at most, and its warps.
+
+    stages: chunks whose tiles are on their way at one time; tiled: tiles come through descriptors
+    """
 
     q: int
     p: int
     n: int
     warps: int
+    stages: int = 1
+    tiled: bool = False
+
+    def fixed(self, staged: bool = True) -> dict[str, Any]:
+        blocks: dict[str, Any] = {"TILED": self.tiled, "Q": self.q, "P": self.p, "N": self.n}
+        return blocks | ({"STAGES": self.stages} if staged else {})
 
 
 class Tiles(NamedTuple):
@@ -45,10 +59,43 @@ TILES = {
     ),
     "float32": Tiles((Tile(16, 16, 64, 2),), *(Tile(32, 32, 32, 4), Tile(32, 16, 16, 4), Tile(32, 16, 16, 4))),
 }
+# bfloat16 on Hopper where the tiles divide the sizes: by the least of the states' tiles
+TILED = {
+    128: Tiles(
+        (Tile(64, 64, 128, 4, 1, True),),
+        *(Tile(64, 64, 128, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 128, 8, 2, True)),
+    ),
+    64: Tiles(
+        (Tile(64, 64, 64, 4, 2, True),),
+        *(Tile(64, 64, 64, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 64, 4, 2, True)),
+    ),
+}
 
 
-def tiles_of(x: Tensor) -> Tiles:
-    return TILES["bfloat16" if x.dtype == torch.bfloat16 else "float32"]
+@functools.cache
+def has_descriptors(device: torch.device) -> bool:
+    """Whether its tiles come through descriptors."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == HOPPER
+
+
+def tiles_of(*inputs: Tensor) -> Tiles:
+    """inputs: x, B, C, and what else (b, length, a, b) is read by tiles."""
+    x, B = inputs[:2]
+    if x.dtype != torch.bfloat16:
+        return TILES["float32"]
+    if has_descriptors(x.device) and all(_has_tiles(m) for m in inputs):
+        for n, tiles in TILED.items():
+            if B.shape[3] % n == 0 and x.shape[3] % tiles.ahead[0].p == 0:
+                return tiles
+    return TILES["bfloat16"]
+
+
+def _has_tiles(m: Tensor) -> bool:
+    """Whether a descriptor can have m: rows of whole 16 bytes, and numbers of columns and steps that 32 bits hold."""
+    aligned = m.data_ptr() % 16 == 0 and all(stride * m.element_size() % 16 == 0 for stride in m.stride()[:2])
+    return aligned and max(m.shape[0], m.shape[1], m.shape[2] * m.shape[3]) < 2**31 - 1024
 
 
 def refusal(given: Arguments) -> str | None:
@@ -62,7 +109,7 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
         return pytorch.forward(given)
     layout = _laid_out(given)
     b, length, h, p = x.shape
-    ahead = tiles_of(x).ahead
+    ahead = tiles_of(*layout.inputs).ahead
     tile = next((tile for tile in ahead if layout.n <= tile.n), ahead[-1])
     chunks, programs, blocks = triton.cdiv(length, tile.q), triton.cdiv(p, tile.p), triton.cdiv(layout.n, tile.n)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -72,24 +119,24 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     each = triton.cdiv(chunks, n_pieces)
     n_pieces = triton.cdiv(chunks, each)
     sizes = (b, length, h, h // layout.g, p, layout.n, n_pieces, each, *layout.strides)
-    fixed: dict[str, Any] = {"PRODUCT": product(x), **_blocks(tile)}
+    fixed: dict[str, Any] = {"PRODUCT": product(x), "WHOLE": blocks == 1, **tile.fixed()}
     fixed |= options(x.device, tile.warps, REGISTERS)
     grid = (b * h * n_pieces, programs, blocks)
-    start = layout.h0
+    start, (u, B, C) = layout.h0, layout.tiles(tile)
+    out = _described(parts, tile, tile.p) if tile.tiled and blocks == 1 else parts
     with on_device_of(x):
+        sums = _sums(layout, tile.q, each * n_pieces)
         if n_pieces > 1:
             ends, start = torch.empty(2, b * h * n_pieces, p, layout.n, dtype=torch.float32, device=x.device)
             decay = torch.empty(b * h * n_pieces, dtype=torch.float32, device=x.device)
-            sweep[grid](*layout.inputs, None, *layout.scales, None, ends, decay, *sizes, ENDS=True, **fixed)
+            sweep[grid](u, B, C, *sums, None, None, None, _states(ends, tile), decay, *sizes, ENDS=True, **fixed)
             chain_pieces[(b * h, triton.cdiv(p * layout.n, _CHAINED))](
                 layout.h0, ends, decay, start, p * layout.n, n_pieces, BLOCK=_CHAINED
             )
-        sweep[grid](*layout.inputs, start, *layout.scales, parts, state, None, *sizes, ENDS=False, **fixed)
+        sweep[grid](
+            u, B, C, *sums, _states(start, tile), layout.D, out, _states(state, tile), None, *sizes, ENDS=False, **fixed
+        )  # fmt: skip
     return y if blocks == 1 else parts.sum(0).to(x.dtype), state
-
-
-def _blocks(tile: Tile) -> dict[str, Any]:
-    return {"Q": tile.q, "P": tile.p, "N": tile.n}
 
 
 def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tensor | None, ...]:
@@ -100,27 +147,33 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     layout, slope = _laid_out(given), _by_steps(grad_y)
     b, length, h, p = x.shape
     n, g, device = layout.n, layout.g, x.device
-    tiles = tiles_of(x)
-    chunks = triton.cdiv(length, tiles.states.q)
+    tiles = tiles_of(*layout.inputs, slope)
+    tile = tiles.states
+    chunks = triton.cdiv(length, tile.q)
     before, after = torch.empty(2, b, h, chunks, p, n, dtype=_kept(x), device=device)
     dx, d_log_a, dB, dC, dh0 = (torch.empty(m.shape, dtype=m.dtype, device=device) for m in given[:5])
     d_dt = None if given.dt is None else torch.empty(given.dt.shape, dtype=torch.float32, device=device)
     dD = None if given.D is None else torch.empty(b, h, chunks, dtype=torch.float32, device=device)
     sizes = (length, h, h // g, p, n, chunks, *slope.stride()[:2], *layout.strides)
-    dt, D, segments = layout.scales
-    u, log_a, B, C = layout.inputs
+    kind = {"PRODUCT": product(x)}
     with on_device_of(x):
-        states_and_gradients[(b * h, triton.cdiv(p, tiles.states.p) * triton.cdiv(n, tiles.states.n), 2)](
-            slope, grad_state.contiguous(), u, log_a, B, C, layout.h0, dt, segments, before, after, dh0, *sizes,
-            PRODUCT=product(x), **_blocks(tiles.states), **options(device, tiles.states.warps, REGISTERS),
+        sums = _sums(layout, tile.q, chunks)
+        states_and_gradients[(b * h, triton.cdiv(p, tile.p) * triton.cdiv(n, tile.n), 2)](
+            _described(slope, tile, tile.p), _states(grad_state.contiguous(), tile), *layout.tiles(tile), *sums,
+            *(_states(m, tile) for m in (layout.h0, before, after, dh0)), *sizes, **kind, **tile.fixed(),
+            **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
+        tile = tiles.heads
         of_heads[(b * h * chunks,)](
-            slope, u, log_a, B, C, dt, D, segments, before, after, dx, d_log_a, d_dt, dD, *sizes,
-            PRODUCT=product(x), **_blocks(tiles.heads), **options(device, tiles.heads.warps, REGISTERS),
+            _described(slope, tile, tile.p), *layout.tiles(tile), *sums, layout.D,
+            _states(before, tile), _states(after, tile), _described(dx, tile, tile.p), d_log_a, d_dt, dD, *sizes,
+            **kind, **tile.fixed(staged=False), **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
-        of_groups[(b * g * chunks, triton.cdiv(n, tiles.groups.n), 2)](
-            slope, u, log_a, B, C, dt, segments, before, after, dB, dC, *sizes,
-            PRODUCT=product(x), **_blocks(tiles.groups), **options(device, tiles.groups.warps, REGISTERS),
+        tile = tiles.groups
+        of_groups[(b * g * chunks, triton.cdiv(n, tile.n), 2)](
+            _described(slope, tile, tile.p), *layout.tiles(tile), *sums,
+            _states(before, tile), _states(after, tile), dB, dC, *sizes, **kind, **tile.fixed(),
+            **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
     return dx, d_log_a, dB, dC, dh0, d_dt, None if dD is None else dD.sum((0, 2))
 
@@ -128,21 +181,58 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
 class _Layout(NamedTuple):
     """What the kernels read: x, B and C with their strides along rows and steps, all else side by side."""
 
-    inputs: tuple[Tensor, ...]  # x, log_a, B, C
+    inputs: tuple[Tensor, ...]  # x, B, C
+    log_a: Tensor
     h0: Tensor
-    scales: tuple[Tensor | None, ...]  # dt, D, segments
+    dt: Tensor | None
+    D: Tensor | None
+    segments: Tensor | None
     strides: tuple[int, ...]
     g: int
     n: int
+
+    def tiles(self, tile: Tile) -> list[Any]:
+        """x, B and C as a kernel with such a tile takes them."""
+        return [_described(m, tile, width) for m, width in zip(self.inputs, (tile.p, tile.n, tile.n))]
 
 
 def _laid_out(given: Arguments) -> _Layout:
     x, log_a, B, C, h0, dt, D, segments, _ = given
     x, B, C = (_by_steps(m) for m in (x, B, C))
     ids = None if segments is None else segments.long().contiguous()
-    scales = (*(None if m is None else m.contiguous() for m in (dt, D)), ids)
+    dt, D = (None if m is None else m.contiguous() for m in (dt, D))
     strides = tuple(stride for m in (x, B, C) for stride in m.stride()[:2])
-    return _Layout((x, log_a.contiguous(), B, C), h0.contiguous(), scales, strides, *B.shape[2:])
+    return _Layout((x, B, C), log_a.contiguous(), h0.contiguous(), dt, D, ids, strides, *B.shape[2:])
+
+
+def _sums(layout: _Layout, q: int, chunks: int) -> tuple[Tensor | None, ...]:
+    """coarse, fine and steps. In bfloat16, which rounds each number by 2^-9, one sum is enough: it is off by 2^-12 at
+    most, after a decay to nothing."""
+    log_a = layout.log_a
+    b, length, h = log_a.shape
+    n_sums = 1 if layout.inputs[0].dtype == torch.bfloat16 else 2
+    made = torch.empty(n_sums + (layout.dt is not None), b, h, chunks * q, dtype=torch.float32, device=log_a.device)
+    fine, steps = made[1] if n_sums == 2 else None, None if layout.dt is None else made[-1]
+    sums_of_decays[(b * chunks, triton.cdiv(h, _SUMMED))](
+        log_a, layout.dt, layout.segments, made[0], fine, steps, length, h, chunks * q, chunks, Q=q, HEADS=_SUMMED
+    )
+    return made[0], fine, steps
+
+
+def _described(m: Tensor, tile: Tile, width: int) -> Any:
+    """m (b, length, a, b), or TILED a descriptor of its tiles (tile.q, width)."""
+    if not tile.tiled:
+        return m
+    b, length = m.shape[:2]
+    columns = m.shape[2] * m.shape[3]
+    row, step = m.stride()[:2]
+    strides = [row if b > 1 else length * step, step if length > 1 else columns, 1]
+    return TensorDescriptor(m, [b, length, columns], strides, [1, tile.q, width])
+
+
+def _states(m: Tensor, tile: Tile) -> Any:
+    """m (..., width, states), or TILED a descriptor of its tiles."""
+    return TensorDescriptor.from_tensor(m.view(-1, m.shape[-1]), [tile.p, tile.n]) if tile.tiled else m
 
 
 def _by_steps(m: Tensor) -> Tensor:
@@ -155,36 +245,55 @@ def _kept(x: Tensor) -> torch.dtype:
 
 
 def builds() -> list[Build]:
-    """The heaviest of each: packed, with dt and D."""
+    """The heaviest of each: with dt and D."""
     found = []
+    for name, tiles in TILES.items():
+        found += _builds_of(name, tiles, None)
+    for tiles in TILED.values():
+        found += _builds_of("bfloat16", tiles, ("sm_90",))
+    chained = {**pointers(fp32="h0 ends decay start"), **numbers(i32="size n_pieces"), "BLOCK": _CHAINED}
+    summed = {**pointers(fp32="log_a dt coarse fine steps", i64="segments"), **numbers(i32="length heads padded chunks")}
+    for q in (16, 32, 64):
+        found.append(Build(sums_of_decays, {**summed, "Q": q, "HEADS": _SUMMED}, 4, label=f"{q} x {_SUMMED}"))
+    return [*found, Build(chain_pieces, chained, 4, label=f"{_CHAINED}")]
+
+
+def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list[Build]:
     strides = "x_row x_step B_row B_step C_row C_step"
-    small = pointers(fp32="log_a dt D", i64="segments")
     ahead = numbers(i32=f"rows length heads per_group width states n_pieces chunks {strides}")
     back = numbers(i32=f"length heads per_group width states chunks grad_row grad_step {strides}")
-    sixteens = f"width states grad_row grad_step {strides}"
-    for name, tiles in TILES.items():
-        kind = "bf16" if name == "bfloat16" else "fp32"
-        long = pointers(**{kind: "grad x B C y before after d_x d_B d_C"})
-        given: dict[str, Any] = {**long, **small, **pointers(fp32="start last grad_state h0 d_h0 d_log_a d_dt d_D")}
-        given |= {"PRODUCT": name, "decay": None}
-        last = tiles.ahead[-1]
-        launches: list[tuple[Any, Tile, dict[str, Any]]] = [
-            *((sweep, tile, {**ahead, "ENDS": False}) for tile in tiles.ahead),
-            (sweep, last, {**ahead, "ENDS": True, "start": None, "y": None, "decay": "*fp32"}),
-            (states_and_gradients, tiles.states, back),
-            (of_heads, tiles.heads, back),
-            (of_groups, tiles.groups, back),
-        ]
-        for kernel, tile, more in launches:
-            all_of_them = {**given, **more, **_blocks(tile)}
-            own = {key: all_of_them[key] for key in kernel.arg_names}
-            label = f"{name}, {tile.q} x {tile.p} x {tile.n}"
-            label += ", ends" if more.get("ENDS") else ""
-            found.append(
-                Build(kernel, own, tile.warps, registers=REGISTERS, products=True, sixteens=sixteens, label=label)
-            )
-    chained = {**pointers(fp32="h0 ends decay start"), **numbers(i32="size n_pieces"), "BLOCK": _CHAINED}
-    return [*found, Build(chain_pieces, chained, 4, label=f"{_CHAINED}")]
+    kind = "bf16" if name == "bfloat16" else "fp32"
+    fine = "" if name == "bfloat16" else "fine"
+    given: dict[str, Any] = {**pointers(**{kind: "grad x B C y before after d_x d_B d_C"}), "fine": None}
+    given |= pointers(fp32=f"coarse {fine} steps D start last grad_state h0 d_h0 d_log_a d_dt d_D")
+    given |= {"PRODUCT": name, "decay": None, "WHOLE": True}
+    last = tiles.ahead[-1]
+    launches: list[tuple[Any, Tile, dict[str, Any]]] = [
+        *((sweep, tile, {**ahead, "ENDS": False}) for tile in tiles.ahead),
+        (sweep, last, {**ahead, "ENDS": True, "start": None, "y": None, "D": None, "decay": "*fp32"}),
+        (states_and_gradients, tiles.states, back),
+        (of_heads, tiles.heads, back),
+        (of_groups, tiles.groups, back),
+    ]
+    found = []
+    for kernel, tile, more in launches:
+        all_of_them = {**given, **more, **tile.fixed()}
+        if tile.tiled:
+            described = descriptors(f"{kind}[1, {tile.q}, {tile.p}]", "grad x y d_x")
+            described |= descriptors(f"{kind}[1, {tile.q}, {tile.n}]", "B C")
+            described |= descriptors(f"{kind}[{tile.p}, {tile.n}]", "before after")
+            described |= descriptors(f"fp32[{tile.p}, {tile.n}]", "start last grad_state h0 d_h0")
+            all_of_them |= {m: text for m, text in described.items() if all_of_them[m] is not None}
+        own = {key: all_of_them[key] for key in kernel.arg_names}
+        label = f"{name}, {tile.q} x {tile.p} x {tile.n}"
+        label += (", descriptors" if tile.tiled else "") + (", ends" if more.get("ENDS") else "")
+        found.append(
+            Build(
+                kernel, own, tile.warps, stages=tile.stages, registers=REGISTERS, products=True,
+                sixteens=f"width states grad_row grad_step {strides}", label=label, targets=targets,
+            )  # fmt: skip
+        )
+    return found
 
 
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
@@ -196,7 +305,20 @@ def samples(device: torch.device) -> list[tuple[Any, ...]]:
     steps, skip = x[..., 1].abs(), x[0, 0, :, 0]
     half = (m.bfloat16() for m in (x, keys, keys.cos()))
     narrow_x, narrow_B, narrow_C = half
-    return [
+    found: list[tuple[Any, ...]] = [
         (Arguments(x, log_a, keys, keys.cos(), state, steps, skip, ids, 64),),
         (Arguments(narrow_x, log_a, narrow_B, narrow_C, state, None, None, None, 64),),
     ]
+    return found + [(_large_sample(device, n),) for n in TILED if has_descriptors(device)]
+
+
+def _large_sample(device: torch.device, n: int) -> Arguments:
+    """What tiles of n states divide: two heads of 64 that share B and C, three documents, and an end within a tile."""
+    b, length, h, p, g = 2, 150, 2, 64, 1
+    x = torch.linspace(-40, 30, b * length * h * p, device=device).sin().view(b, length, h, p)
+    B = torch.linspace(-9, 70, b * length * g * n, device=device).cos().view(b, length, g, n) / 8
+    state = torch.linspace(-1, 1, b * h * p * n, device=device).view(b, h, p, n)
+    ids = (torch.arange(length, device=device) // 67).expand(b, length)
+    steps, skip = x[..., 1].abs(), x[0, 0, :, 0]
+    C = B.flip(1)
+    return Arguments(x.bfloat16(), -x[..., 0].abs() / 4, B.bfloat16(), C.bfloat16(), state, steps, skip, ids, 64)

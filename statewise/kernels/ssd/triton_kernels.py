@@ -1,9 +1,10 @@
 """SSD forwards in Triton: a program has some of a head's width and sweeps over the chunks of its sequence, once.
 
-Its part of the state, (P, N) in float32, stays in registers. The width is split over programs, each of which makes the
-scores C B^T again, and many states are split as well, so that nothing spills. A decay inside a chunk is the exponential
-of a difference of sums, kept in two parts: multiples of 1/256, whose sums and differences are exact, and the rests,
-which stay small.
+Its part of the state, (P, N) in float32, stays in registers. Where a tile of every operand fits (TILED) the tiles come
+through descriptors, which cost no registers, and a program has a head's whole width; elsewhere the width is split over
+programs, each of which makes the scores C B^T again. Many states are split as well, so that nothing spills.
+
+A decay is 2 to the power of a difference of sums over a chunk, which a kernel of their own leaves for all others.
 
 Letters: t, s the steps of a chunk (Q), p of the head's width (P), n of the state (N).
 """
@@ -17,76 +18,113 @@ from statewise.kernels.gpu.triton_products import dot
 
 
 @triton.jit
+def sums_of_decays(
+    log_a, dt, segments, coarse, fine, steps, length, heads, padded, chunks, Q: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """coarse, fine, steps (b, heads, padded): of each step the base-2 logarithm of the decay since its chunk began,
+    in two parts if there is a place for the second, and dt. After the last step the sums stay as they are, and dt is 0.
+
+    log_a, dt   (b, length, heads); segments (b, length), 0 before the first step; padded = chunks * Q
+
+    The sums of multiples of 1/256 are exact, and so are their differences; the rests stay small. Where a document
+    begins, the decay is nothing, so that no other kernel has to know of documents.
+    """
+    row = (tl.program_id(0) // chunks).to(tl.int64)
+    t = (tl.program_id(0) % chunks).to(tl.int64) * Q + tl.arange(0, Q).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS).to(tl.int64)
+    inside = (t < length)[:, None] & (head < heads)[None, :]
+    at = (row * length + t)[:, None] * heads + head[None, :]
+    each = tl.load(log_a + at, mask=inside, other=0.0) * 1.4426950408889634
+    each = tl.where(each < -600.0, -600.0, each)  # its power is 0 likewise; what is no number stays so
+    if segments is not None:
+        now = tl.load(segments + (row * length + t), mask=t < length, other=0)
+        before = tl.load(segments + (row * length + t - 1), mask=(t > 0) & (t < length), other=0)
+        each = tl.where(((now != before) & (t < length))[:, None], -300.0, each)
+    multiple = tl.floor(each * 256.0 + 0.5) / 256.0
+    whole = tl.cumsum(multiple, 0)
+    rest = tl.cumsum(each - multiple, 0)
+    to = (row * heads + head)[None, :] * padded + t[:, None]
+    real_head = (head < heads)[None, :] & (t >= 0)[:, None]
+    if fine is not None:
+        tl.store(coarse + to, whole, mask=real_head)
+        tl.store(fine + to, rest, mask=real_head)
+    else:
+        tl.store(coarse + to, whole + rest, mask=real_head)
+    if dt is not None:
+        tl.store(steps + to, tl.load(dt + at, mask=inside, other=0.0), mask=real_head)
+
+
+@triton.jit
 def sweep(
-    x, log_a, B, C, start, dt, D, segments, y, last, decay,
+    x, B, C, coarse, fine, steps, start, D, y, last, decay,
     rows, length, heads, per_group, width, states, n_pieces, chunks, x_row, x_step, B_row, B_step, C_row, C_step,
-    ENDS: tl.constexpr, PRODUCT: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    ENDS: tl.constexpr, TILED: tl.constexpr, WHOLE: tl.constexpr, PRODUCT: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y (blocks, b, length, heads, width), to be summed over blocks of N states; last (b, heads, width, states), the
     state after the last step.
 
-    x           as y, B and C (b, length, groups, states), with strides of their own along rows and steps
-    log_a, dt   (b, length, heads); D (heads,); segments (b, length)
+    x           as y, B and C (b, length, groups, states), with strides of their own along rows and steps; TILED:
+                descriptors of (b, length, all columns)
+    coarse, fine, steps   of :func:`sums_of_decays`, for n_pieces * chunks chunks; D (heads,)
     start       (b, heads, n_pieces, width, states), the states before pieces of ``chunks`` chunks, None for 0
     ENDS        no y, and of each piece, from rest, the state after it in last (as start), and its decay
+    WHOLE       one block has all states, and y is a descriptor where TILED
     """
-    piece = tl.program_id(0) % n_pieces
+    piece = (tl.program_id(0) % n_pieces).to(tl.int64)
     of_head = tl.program_id(0) // n_pieces
     head = (of_head % heads).to(tl.int64)
     row = (of_head // heads).to(tl.int64)
     group = ((of_head % heads) // per_group).to(tl.int64)
-    q = tl.arange(0, Q).to(tl.int64)
-    p = tl.program_id(1).to(tl.int64) * P + tl.arange(0, P).to(tl.int64)
-    block = tl.program_id(2)
-    n = block.to(tl.int64) * N + tl.arange(0, N).to(tl.int64)
-    is_state = (p < width)[:, None] & (n < states)[None, :]
-    at_state = (tl.program_id(0).to(tl.int64) * width + p)[:, None] * states + n[None, :]
+    q = tl.arange(0, Q)
+    block = tl.program_id(2).to(tl.int64)
+    first_p = tl.program_id(1).to(tl.int64) * P
+    first_n = block * N
+    own = tl.program_id(0).to(tl.int64)
     h = tl.zeros((P, N), tl.float32)
     if start is not None:
-        h = tl.load(start + at_state, mask=is_state, other=0.0)
+        h = load_state(start, own, first_p, first_n, width, states, TILED, P, N)
     kept = 1.0
     skip = 0.0
     if D is not None:
         skip = tl.load(D + head)
-    first = piece.to(tl.int64) * chunks * Q
-    for _ in range(0, chunks):
-        t = first + q
-        real = t < length
-        coarse, fine, whole, rest, step = decays_of(log_a, dt, row, t, length, heads, head)
-        total = whole + rest
-        to_end = tl.exp((whole - coarse) + (rest - fine)) * step
-        from_start = tl.exp(coarse + fine)
-        across = tl.exp(total)
-        if segments is not None:
-            ids, before, now = ids_of(segments, row, t, first, length, Q)
-            to_end = tl.where(ids == now, to_end, 0.0)
-            from_start = tl.where(ids == before, from_start, 0.0)
-            across = tl.where(now == before, across, 0.0)
-        u = load_steps(x, row * x_row + head * width, t, p, x_step, length, width)
-        keys = load_steps(B, row * B_row + group * states, t, n, B_step, length, states)
+    at_sums = of_head.to(tl.int64) * n_pieces * chunks * Q
+    for chunk in tl.range(0, chunks, num_stages=STAGES):
+        first = (piece * chunks + chunk) * Q
+        keys = tile(
+            B, row, first, group * states + first_n, group * states + states, B_row, B_step, length, TILED, Q, N
+        )
+        mine, rest, step, total, over = decays_of(coarse, fine, steps, at_sums + first, Q)
         if not ENDS:
-            queries = load_steps(C, row * C_row + group * states, t, n, C_step, length, states)
-            within = within_chunk(coarse, fine, q)
-            if segments is not None:
-                within = tl.where(ids[:, None] == ids[None, :], within, 0.0)
-            scores = dot(queries, tl.trans(keys), PRODUCT)
-            out = dot(queries, tl.trans(h), PRODUCT) * from_start[:, None]
-            out += dot(scores * within * step[None, :], u, PRODUCT)
+            queries = tile(
+                C, row, first, group * states + first_n, group * states + states, C_row, C_step, length, TILED, Q, N
+            )
+            out = dot(queries, tl.trans(h), PRODUCT) * tl.exp2(mine + rest)[:, None]
+            scores = dot(queries, tl.trans(keys), PRODUCT) * within_chunk(mine, rest, fine, q) * step[None, :]
             if D is not None:
-                out += tl.where(block == 0, skip, 0.0) * u.to(tl.float32)
-            at = ((block.to(tl.int64) * rows + row) * length + t) * heads + head
-            at = at[:, None] * width + p[None, :]
-            tl.store(y + at, out.to(y.dtype.element_ty), mask=real[:, None] & (p < width)[None, :])
-        h = h * across + dot(tl.trans(u), keys.to(tl.float32) * to_end[:, None], PRODUCT)
+                scores += tl.where((q[:, None] == q[None, :]) & (block == 0), skip, 0.0)
+        # late, for its numbers to be in registers no longer than they have to
+        u = tile(x, row, first, head * width + first_p, head * width + width, x_row, x_step, length, TILED, Q, P)
+        if not ENDS:
+            out += dot(scores, u, PRODUCT)
+            if TILED and WHOLE:
+                at_column = (head * width + first_p).to(tl.int32)
+                y.store([row.to(tl.int32), first.to(tl.int32), at_column], out.to(y.dtype).reshape(1, Q, P))
+            else:
+                t = first + q
+                p = first_p + tl.arange(0, P)
+                at = (((block * rows + row) * length + t) * heads + head)[:, None] * width + p[None, :]
+                tl.store(y + at, out.to(y.dtype.element_ty), mask=(t < length)[:, None] & (p < width)[None, :])
+        to_end = tl.exp2((total - mine) + (over - rest)) * step
+        across = tl.exp2(total + over)
+        h = h * across + dot(tl.trans(scaled(u, to_end, PRODUCT)), keys, PRODUCT)
         kept = kept * across
-        first += Q
     if ENDS:
-        tl.store(last + at_state, h, mask=is_state)
+        store_state(last, h, own, first_p, first_n, width, states, TILED, P, N)
         if (tl.program_id(1) == 0) & (block == 0):
-            tl.store(decay + tl.program_id(0).to(tl.int64), kept)
+            tl.store(decay + own, kept)
     elif piece == n_pieces - 1:
-        at_last = (of_head.to(tl.int64) * width + p)[:, None] * states + n[None, :]
-        tl.store(last + at_last, h, mask=is_state)
+        store_state(last, h, of_head.to(tl.int64), first_p, first_n, width, states, TILED, P, N)
 
 
 @triton.jit
@@ -103,39 +141,78 @@ def chain_pieces(h0, ends, decay, start, size, n_pieces, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def decays_of(log_a, dt, row, t, length, heads, head):
-    """Sums of log_a over a chunk up to each step in two parts, those of the whole chunk, and dt (1 without)."""
-    real = t < length
-    at = (row * length + t) * heads + head
-    each = tl.load(log_a + at, mask=real, other=0.0)
-    each = tl.where(each < -1000.0, -1000.0, each)  # its exponential is 0 likewise; what is no number stays so
-    multiple = tl.floor(each * 256.0 + 0.5) / 256.0
-    step = tl.where(real, 1.0, 0.0)
-    if dt is not None:
-        step = tl.load(dt + at, mask=real, other=0.0)
-    rest = each - multiple
-    return tl.cumsum(multiple, 0), tl.cumsum(rest, 0), tl.sum(multiple, 0), tl.sum(rest, 0), step
+def tile(m, row, first, column, end, m_row, m_step, length, TILED: tl.constexpr, Q: tl.constexpr, W: tl.constexpr):
+    """(Q, W) of m (b, length, columns) from a step and a column; 0 where there is no step, and no column before end."""
+    if TILED:
+        return m.load([row.to(tl.int32), first.to(tl.int32), column.to(tl.int32)]).reshape(Q, W)
+    else:
+        t = first + tl.arange(0, Q)
+        w = column + tl.arange(0, W)
+        at = row * m_row + t[:, None] * m_step + w[None, :]
+        return tl.load(m + at, mask=(t < length)[:, None] & (w < end)[None, :], other=0.0)
 
 
 @triton.jit
-def within_chunk(coarse, fine, q):
+def load_state(
+    m, own, first_p, first_n, width, states, TILED: tl.constexpr, P: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """A tile (P, N) of the state with a number, of m (..., width, states), or TILED a descriptor of (rows, states)."""
+    if TILED:
+        return m.load([(own * width + first_p).to(tl.int32), first_n.to(tl.int32)])
+    else:
+        at, is_state = _state_tile(own, first_p, first_n, width, states, P, N)
+        return tl.load(m + at, mask=is_state, other=0.0)
+
+
+@triton.jit
+def store_state(
+    m, h, own, first_p, first_n, width, states, TILED: tl.constexpr, P: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    if TILED:
+        m.store([(own * width + first_p).to(tl.int32), first_n.to(tl.int32)], h.to(m.dtype))
+    else:
+        at, is_state = _state_tile(own, first_p, first_n, width, states, P, N)
+        tl.store(m + at, h.to(m.dtype.element_ty), mask=is_state)
+
+
+@triton.jit
+def _state_tile(own, first_p, first_n, width, states, P: tl.constexpr, N: tl.constexpr):
+    p = first_p + tl.arange(0, P)
+    n = first_n + tl.arange(0, N)
+    return (own * width + p)[:, None] * states + n[None, :], (p < width)[:, None] & (n < states)[None, :]
+
+
+@triton.jit
+def decays_of(coarse, fine, steps, at, Q: tl.constexpr):
+    """Both parts of the sums of a chunk at each step, dt there (1 without), and both parts at the chunk's end."""
+    t = at + tl.arange(0, Q)
+    mine = tl.load(coarse + t)
+    total = tl.load(coarse + (at + (Q - 1)))
+    rest = tl.zeros((Q,), tl.float32)
+    over = 0.0
+    if fine is not None:
+        rest = tl.load(fine + t)
+        over = tl.load(fine + (at + (Q - 1)))
+    step = tl.full((Q,), 1.0, tl.float32)
+    if steps is not None:
+        step = tl.load(steps + t)
+    return mine, rest, step, total, over
+
+
+@triton.jit
+def within_chunk(mine, rest, fine, q):
     """(t, s) the decay from step s to step t of a chunk, 0 where s is later."""
-    gap = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
-    lower = q[:, None] >= q[None, :]
-    return tl.where(lower, tl.exp(tl.where(lower, gap, 0.0)), 0.0)
+    gap = mine[:, None] - mine[None, :]
+    if fine is not None:
+        gap += rest[:, None] - rest[None, :]
+    return tl.exp2(tl.where(q[:, None] >= q[None, :], gap, -float("inf")))
 
 
 @triton.jit
-def ids_of(segments, row, t, first, length, Q: tl.constexpr):
-    """The segments of a chunk: of each step, of the step before it (0 before the first) and of its last real step."""
-    last = length - 1
-    ids = tl.load(segments + (row * length + tl.minimum(t, last)))
-    before = tl.load(segments + (row * length + first - 1), mask=first > 0, other=0)
-    return ids, before, tl.load(segments + (row * length + tl.minimum(first + Q - 1, last)))
+def scaled(m, factor, PRODUCT: tl.constexpr):
+    """Rows of m times their factors, as exact as a product takes them."""
+    found = m.to(tl.float32) * factor[:, None]
+    if PRODUCT == "bfloat16":
+        found = found.to(tl.bfloat16)
+    return found
 
-
-@triton.jit
-def load_steps(m, offset, t, column, step, length, columns):
-    """(steps, columns) of m from an offset, 0 where there is nothing."""
-    inside = (t < length)[:, None] & (column < columns)[None, :]
-    return tl.load(m + (offset + t[:, None] * step + column[None, :]), mask=inside, other=0.0)
