@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from statewise import native
@@ -66,6 +67,12 @@ def c_would_run(refusal: str | None) -> bool:
 
 def triton_is_asked_for() -> bool:
     return backend() == "triton"
+
+
+def reads_narrow(device: torch.device) -> bool:
+    """Whether kernels read bfloat16 and float16 as they are stored, and widen them themselves: a GPU waits for its
+    memory. On a CPU what is narrow is widened before."""
+    return device.type == "cuda" or triton_is_asked_for()
 
 
 # For torch.compile, which cannot look for a library (see precision.py): what is compiled keeps to that moment's path

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from statewise.configuration.types import Count, Finite, NonNegative, OneOf, OpenRange, Positive, PositiveRange
 from statewise.errors import ConfigError
+from statewise.kernels.backend import reads_narrow
 from statewise.mixers.base import Dynamics, Mixer, MixerConfig
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.projection import Linear, draw_default
@@ -173,7 +174,7 @@ class Mamba2Direction(nn.Module):
         self, projected: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
     ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
         """The system that z, x, B, C, dt side by side (batch, length, ...) select, with its skip; the values
-        (batch, length, n_heads, d_head) that it reads, in its dtype; the gate z (batch, length, d_inner); and the short
+        (batch, length, n_heads, d_head) that it reads, in its dtype (on a GPU as they are stored); the gate z (batch, length, d_inner); and the short
         convolution's state.
         """
         config = self.config
@@ -184,7 +185,7 @@ class Mamba2Direction(nn.Module):
         B, C = (m.unflatten(-1, (-1, config.d_state)) for m in (B, C))
         dt, log_a = self.dynamics(dt)
         operator = SSD(log_a, B, C, config.chunk_length, dt=dt, D=self.dynamics.D)
-        return operator, values.to(dt.dtype), z, convolution
+        return operator, values if reads_narrow(values.device) else values.to(dt.dtype), z, convolution
 
     def read(self, projected: Tensor, state: Mamba2State | None, masks: Masks) -> tuple[Tensor, Mamba2State | None]:
         """What ``in_proj`` gave -> the normed outputs (batch, length, d_inner)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ MOST_CALLS = 50
 
 
 def milliseconds(action: Callable[[], Any], device: torch.device, *, seconds: float = 0.4) -> float:
-    """The median of one call, behind warm-ups; on a GPU between two events of its stream."""
+    """The median of one call, behind warm-ups; on a GPU between two events of its stream.
+
+    The calls are queued one behind the other, so that the GPU does not wait for Python, unless a call launches more than
+    it can keep up with.
+    """
     for _ in range(2):
         action()
     wait(device)
@@ -21,20 +26,20 @@ def milliseconds(action: Callable[[], Any], device: torch.device, *, seconds: fl
     action()
     wait(device)
     n_calls = max(3, min(MOST_CALLS, int(seconds / max(time.perf_counter() - begun, 1e-6))))
-    found = []
-    for _ in range(n_calls):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            action()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end))
-        else:
+    if device.type != "cuda":
+        found = []
+        for _ in range(n_calls):
             begun = time.perf_counter()
             action()
             found.append(1e3 * (time.perf_counter() - begun))
-    return statistics.median(found)
+        return statistics.median(found)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(n_calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        action()
+        event.record()
+    wait(device)
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events))
 
 
 def wait(device: torch.device) -> None:

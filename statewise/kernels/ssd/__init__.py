@@ -11,7 +11,7 @@ from torch import Tensor
 from statewise.errors import InputError
 from statewise.kernels.adjoint import register_with_adjoint
 from statewise.kernels.arguments import Sizes
-from statewise.kernels.backend import refusal_of, triton_is_asked_for
+from statewise.kernels.backend import reads_narrow, refusal_of
 from statewise.kernels.ssd import native, pytorch
 from statewise.kernels.ssd.reference import Arguments, ssd_differentiable, ssd_reference
 from statewise.kernels.stored import refuse_unreal
@@ -118,7 +118,7 @@ def ssd_unchecked(given: Arguments) -> tuple[Tensor, Tensor]:
     numbers: tuple[Tensor | None, ...] = given[:7]
     dtype = full_precision(*(m.dtype for m in numbers if m is not None))
     is_narrow = dtype == torch.float32 != given.x.dtype == given.B.dtype == given.C.dtype
-    if is_narrow and (given.x.device.type == "cuda" or triton_is_asked_for()):  # a GPU waits for its memory
+    if is_narrow and reads_narrow(given.x.device):
         numbers = (
             given.x,
             given.log_a.to(dtype),

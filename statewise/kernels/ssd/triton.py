@@ -55,9 +55,9 @@ class Tiles(NamedTuple):
 
 TILES = {
     "bfloat16": Tiles(
-        (Tile(32, 32, 64, 4), Tile(32, 32, 128, 4)), *(Tile(64, 64, 64, 8), Tile(64, 32, 32, 8), Tile(64, 32, 64, 8))
+        (Tile(32, 32, 64, 4), Tile(32, 32, 128, 4)), *(Tile(64, 64, 64, 8), Tile(64, 16, 32, 8), Tile(64, 16, 64, 8))
     ),
-    "float32": Tiles((Tile(16, 16, 64, 2),), *(Tile(32, 32, 32, 4), Tile(32, 16, 16, 4), Tile(32, 16, 16, 4))),
+    "float32": Tiles((Tile(16, 16, 32, 2),), *(Tile(32, 32, 32, 4), Tile(32, 16, 16, 4), Tile(32, 16, 16, 4))),
 }
 # bfloat16 on Hopper where the tiles divide the sizes: by the least of the states' tiles
 TILED = {
@@ -167,7 +167,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
         of_heads[(b * h * chunks,)](
             _described(slope, tile, tile.p), *layout.tiles(tile), *sums, layout.D,
             _states(before, tile), _states(after, tile), _described(dx, tile, tile.p), d_log_a, d_dt, dD, *sizes,
-            **kind, **tile.fixed(staged=False), **options(device, tile.warps, REGISTERS),
+            WHOLE=n <= tile.n, **kind, **tile.fixed(staged=False), **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
         tile = tiles.groups
         of_groups[(b * g * chunks, triton.cdiv(n, tile.n), 2)](
@@ -272,6 +272,7 @@ def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list
         *((sweep, tile, {**ahead, "ENDS": False}) for tile in tiles.ahead),
         (sweep, last, {**ahead, "ENDS": True, "start": None, "y": None, "D": None, "decay": "*fp32"}),
         (states_and_gradients, tiles.states, back),
+        (of_heads, tiles.heads, {**back, "WHOLE": False}),
         (of_heads, tiles.heads, back),
         (of_groups, tiles.groups, back),
     ]
@@ -286,7 +287,8 @@ def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list
             all_of_them |= {m: text for m, text in described.items() if all_of_them[m] is not None}
         own = {key: all_of_them[key] for key in kernel.arg_names}
         label = f"{name}, {tile.q} x {tile.p} x {tile.n}"
-        label += (", descriptors" if tile.tiled else "") + (", ends" if more.get("ENDS") else "")
+        label += ", descriptors" if tile.tiled else ""
+        label += ", ends" if more.get("ENDS") else ", more states" if more.get("WHOLE") is False else ""
         found.append(
             Build(
                 kernel, own, tile.warps, stages=tile.stages, registers=REGISTERS, products=True,

@@ -85,9 +85,13 @@ def _walk(
 def of_heads(
     grad, x, B, C, coarse, fine, steps, D, before, after, d_x, d_log_a, d_dt, d_D,
     length, heads, per_group, width, states, chunks, grad_row, grad_step, x_row, x_step, B_row, B_step, C_row, C_step,
-    TILED: tl.constexpr, PRODUCT: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
+    TILED: tl.constexpr, WHOLE: tl.constexpr, PRODUCT: tl.constexpr,
+    Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """d_x (b, length, heads, width); d_log_a, d_dt (b, length, heads); d_D (b, heads, chunks), to be summed."""
+    """d_x (b, length, heads, width); d_log_a, d_dt (b, length, heads); d_D (b, heads, chunks), to be summed.
+
+    WHOLE: a tile has all states, so that B and C are read once
+    """
     chunk = (tl.program_id(0) % chunks).to(tl.int64)
     of_head = tl.program_id(0) // chunks
     head = (of_head % heads).to(tl.int64)
@@ -104,17 +108,22 @@ def of_heads(
     from_start = tl.exp2(mine + rest)
     across = tl.exp2(total + over)
     key_end = group * states + states
-    scores = tl.zeros((Q, Q), tl.float32)
-    for i in range(0, states, N):
-        key_column = group * states + i
-        keys = tile(B, row, first, key_column, key_end, B_row, B_step, length, TILED, Q, N)
-        queries = tile(C, row, first, key_column, key_end, C_row, C_step, length, TILED, Q, N)
-        scores += dot(queries, tl.trans(keys), PRODUCT)
+    if WHOLE:
+        keys = tile(B, row, first, group * states, key_end, B_row, B_step, length, TILED, Q, N)
+        queries = tile(C, row, first, group * states, key_end, C_row, C_step, length, TILED, Q, N)
+        scores = dot(queries, tl.trans(keys), PRODUCT)
+    else:
+        scores = tl.zeros((Q, Q), tl.float32)
+        for i in range(0, states, N):
+            key_column = group * states + i
+            keys = tile(B, row, first, key_column, key_end, B_row, B_step, length, TILED, Q, N)
+            queries = tile(C, row, first, key_column, key_end, C_row, C_step, length, TILED, Q, N)
+            scores += dot(queries, tl.trans(keys), PRODUCT)
     scores *= within_chunk(mine, rest, fine, q)
-    weights = scores * step[None, :]
     same = q[:, None] == q[None, :]
+    skip = 0.0
     if D is not None:
-        weights += tl.where(same, tl.load(D + head), 0.0)
+        skip = tl.load(D + head)
     flow = tl.zeros((Q, Q), tl.float32)
     from_state = tl.zeros((Q,), tl.float32)
     to_state = tl.zeros((Q,), tl.float32)
@@ -123,24 +132,34 @@ def of_heads(
     for j in range(0, width, P):
         first_p = border * 0 + j
         column, end = head * width + first_p, head * width + width
-        read = tl.zeros((Q, P), tl.float32)
-        d_u = tl.zeros((Q, P), tl.float32)
-        for i in range(0, states, N):
-            first_n = border * 0 + i
-            key_column = group * states + first_n
-            h = load_state(before, border, first_p, first_n, width, states, TILED, P, N)
-            g = load_state(after, border, first_p, first_n, width, states, TILED, P, N)
+        if WHOLE:
+            h = load_state(before, border, first_p, border * 0, width, states, TILED, P, N)
+            g = load_state(after, border, first_p, border * 0, width, states, TILED, P, N)
             passing += tl.sum(tl.where(one, dot(h, tl.trans(g), PRODUCT), 0.0), 1)
-            queries = tile(C, row, first, key_column, key_end, C_row, C_step, length, TILED, Q, N)
-            read += dot(queries, tl.trans(h), PRODUCT)
-            keys = tile(B, row, first, key_column, key_end, B_row, B_step, length, TILED, Q, N)
-            d_u += dot(keys, tl.trans(g), PRODUCT)
+            read = dot(queries, tl.trans(h), PRODUCT)
+            d_u = dot(keys, tl.trans(g), PRODUCT)
+        else:
+            read = tl.zeros((Q, P), tl.float32)
+            d_u = tl.zeros((Q, P), tl.float32)
+            for i in range(0, states, N):
+                first_n = border * 0 + i
+                key_column = group * states + first_n
+                h = load_state(before, border, first_p, first_n, width, states, TILED, P, N)
+                g = load_state(after, border, first_p, first_n, width, states, TILED, P, N)
+                passing += tl.sum(tl.where(one, dot(h, tl.trans(g), PRODUCT), 0.0), 1)
+                queries = tile(C, row, first, key_column, key_end, C_row, C_step, length, TILED, Q, N)
+                read += dot(queries, tl.trans(h), PRODUCT)
+                keys = tile(B, row, first, key_column, key_end, B_row, B_step, length, TILED, Q, N)
+                d_u += dot(keys, tl.trans(g), PRODUCT)
         slope = tile(grad, row, first, column, end, grad_row, grad_step, length, TILED, Q, P)
         from_state += tl.sum(read * slope.to(tl.float32), 1)
         u = tile(x, row, first, column, end, x_row, x_step, length, TILED, Q, P)
         d_u *= to_end[:, None]
         to_state += tl.sum(d_u * u.to(tl.float32), 1)
         flow += dot(slope, tl.trans(u), PRODUCT)
+        weights = scores * step[None, :]
+        if D is not None:
+            weights += tl.where(same, skip, 0.0)
         d_u = d_u * step[:, None] + dot(tl.trans(weights), slope, PRODUCT)
         if TILED:
             at_column = column.to(tl.int32)
