@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,7 @@ class Case:
     others: dict[str, Function]
     n_bytes: float
     operations: float = 0.0
+    prepared: dict[str, Callable[..., Sequence[Tensor]]] = field(default_factory=dict)  # inputs of others, by name
 
 
 def times(settings: Settings) -> dict[str, Item]:
@@ -102,12 +103,13 @@ def _measure(settings: Settings, name: str, side: str, gradients: bool) -> dict[
         if gpu.why_not() is not None or (device.type != "cuda" and not gpu.interprets()):
             raise Skipped(gpu.why_not() or "Triton's kernels need a GPU")
     tensors = _inputs(name, device, settings.quick)
+    given = case.prepared[side](*tensors) if side in case.prepared else tensors
     function = case.others.get(side, case.ours)
     chosen = "triton" if side == "Triton" else "torch"
 
     def action() -> Any:
         with backend.use(chosen):
-            return forward_and_backward(function, tensors) if gradients else torch.no_grad()(function)(*tensors)
+            return forward_and_backward(function, given) if gradients else torch.no_grad()(function)(*given)
 
     with backend.use("torch"), torch.no_grad():
         want = case.ours(*tensors).double()
@@ -177,10 +179,23 @@ def _cases(quick: bool) -> dict[str, Case]:
     sizes = f"{b} x {length} tokens"
     return {
         f"SSD, {h} heads of {p}, N={n}, {sizes}": Case(
-            "ssd", tokens, heads, our_ssd, their_ssd, 4.0 * inner + 4 * tokens * (h + n), 4.0 * inner * n
+            "ssd",
+            tokens,
+            heads,
+            our_ssd,
+            their_ssd,
+            4.0 * inner + 4 * tokens * (h + n),
+            4.0 * inner * n,
+            {"fla": peers.fla_inputs},
         ),
         f"selective scan, {d} channels, N=16, {sizes}": Case(
-            "selective_scan", tokens, channels, our_scan, {"mamba_ssm": peers.mamba_ssm_scan}, 6.0 * tokens * d
+            "selective_scan",
+            tokens,
+            channels,
+            our_scan,
+            {"mamba_ssm": peers.mamba_ssm_scan},
+            6.0 * tokens * d,
+            prepared={"mamba_ssm": peers.mamba_ssm_inputs},
         ),
         f"short convolution, {width} channels, {sizes}": Case(
             "short_convolution", tokens, steps, our_convolution, {}, 4.0 * tokens * width

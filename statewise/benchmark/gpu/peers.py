@@ -17,19 +17,28 @@ def mamba_ssm_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
     return y
 
 
-def fla_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """As simple gated linear attention, whose keys and queries every head has its own of."""
-    chunk = _function("fla", "fla.ops.simple_gla", "chunk_simple_gla")
+def fla_inputs(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    """As :func:`fla_ssd` takes them, made before its time is taken: every head has keys and queries of its own."""
     q, k = (m.expand(-1, -1, x.shape[2], -1).contiguous() for m in (C, B))
+    return [x, dt, A, k, q]
+
+
+def fla_ssd(x: Tensor, dt: Tensor, A: Tensor, k: Tensor, q: Tensor) -> Tensor:
+    """As simple gated linear attention."""
+    chunk = _function("fla", "fla.ops.simple_gla", "chunk_simple_gla")
     found = chunk(q, k, x * dt[..., None].to(x.dtype), dt * A, scale=1.0)
     y: Tensor = found[0] if isinstance(found, tuple) else found
     return y
 
 
+def mamba_ssm_inputs(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> list[Tensor]:
+    """As :func:`mamba_ssm_scan` takes them, made before its time is taken: the channels lie before the steps."""
+    return [u.mT.contiguous(), dt.mT.contiguous(), A, *(m[:, :, 0].mT.contiguous() for m in (B, C))]
+
+
 def mamba_ssm_scan(u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """It wants the channels before the steps."""
     scan = _function("mamba_ssm", "mamba_ssm.ops.selective_scan_interface", "selective_scan_fn")
-    y: Tensor = scan(u.mT.contiguous(), dt.mT.contiguous(), A, *(m[:, :, 0].mT.contiguous() for m in (B, C)))
+    y: Tensor = scan(u, dt, A, B, C)
     return y.mT
 
 

@@ -16,8 +16,7 @@ MOST_CALLS = 50
 def milliseconds(action: Callable[[], Any], device: torch.device, *, seconds: float = 0.4) -> float:
     """The median of one call, behind warm-ups; on a GPU between two events of its stream.
 
-    The calls are queued one behind the other, so that the GPU does not wait for Python, unless a call launches more than
-    it can keep up with.
+    The calls are queued one behind the other, so that the GPU does not wait for Python, unless Python is the slower.
     """
     for _ in range(2):
         action()

@@ -69,4 +69,4 @@ def numbers(**names: str) -> dict[str, str]:
 
 def descriptors(tile: str, names: str) -> dict[str, str]:
     """Types of descriptors of tiles, as ``descriptors("bf16[1, 64, 64]", "x y")``."""
-    return {name: f"tensordesc<{tile}>" for name in names.split()}
+    return dict.fromkeys(names.split(), f"tensordesc<{tile}>")

@@ -252,7 +252,10 @@ def builds() -> list[Build]:
     for tiles in TILED.values():
         found += _builds_of("bfloat16", tiles, ("sm_90",))
     chained = {**pointers(fp32="h0 ends decay start"), **numbers(i32="size n_pieces"), "BLOCK": _CHAINED}
-    summed = {**pointers(fp32="log_a dt coarse fine steps", i64="segments"), **numbers(i32="length heads padded chunks")}
+    summed = {
+        **pointers(fp32="log_a dt coarse fine steps", i64="segments"),
+        **numbers(i32="length heads padded chunks"),
+    }
     for q in (16, 32, 64):
         found.append(Build(sums_of_decays, {**summed, "Q": q, "HEADS": _SUMMED}, 4, label=f"{q} x {_SUMMED}"))
     return [*found, Build(chain_pieces, chained, 4, label=f"{_CHAINED}")]
@@ -291,9 +294,16 @@ def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list
         label += ", ends" if more.get("ENDS") else ", more states" if more.get("WHOLE") is False else ""
         found.append(
             Build(
-                kernel, own, tile.warps, stages=tile.stages, registers=REGISTERS, products=True,
-                sixteens=f"width states grad_row grad_step {strides}", label=label, targets=targets,
-            )  # fmt: skip
+                kernel,
+                own,
+                tile.warps,
+                stages=tile.stages,
+                registers=REGISTERS,
+                products=True,
+                sixteens=f"width states grad_row grad_step {strides}",
+                label=label,
+                targets=targets,
+            )
         )
     return found
 

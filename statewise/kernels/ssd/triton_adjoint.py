@@ -62,7 +62,6 @@ def _walk(
     Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Leaves h at the border of each chunk, and returns it behind the last, or backwards before the first."""
-    q = tl.arange(0, Q)
     for i in tl.range(0, chunks, num_stages=STAGES):
         chunk = of_head * 0 + i
         if BACKWARDS:
@@ -252,4 +251,3 @@ def _gathered(
             else:
                 total += dot(scaled(slope, tl.exp2(mine + rest), PRODUCT), h, PRODUCT)
     return d_scores, total
-

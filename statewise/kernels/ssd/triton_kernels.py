@@ -215,4 +215,3 @@ def scaled(m, factor, PRODUCT: tl.constexpr):
     if PRODUCT == "bfloat16":
         found = found.to(tl.bfloat16)
     return found
-
