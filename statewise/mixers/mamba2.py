@@ -174,8 +174,8 @@ class Mamba2Direction(nn.Module):
         self, projected: Tensor, state: ConvolutionState | None = None, masks: Masks = NO_MASKS
     ) -> tuple[SSD, Tensor, Tensor, ConvolutionState | None]:
         """The system that z, x, B, C, dt side by side (batch, length, ...) select, with its skip; the values
-        (batch, length, n_heads, d_head) that it reads, in its dtype (on a GPU as they are stored); the gate z (batch, length, d_inner); and the short
-        convolution's state.
+        (batch, length, n_heads, d_head) that it reads, in its dtype, or on a GPU as they are stored; the gate z (batch,
+        length, d_inner); and the short convolution's state.
         """
         config = self.config
         z, xBC, dt = self._scaled(projected).split(self.sizes, -1)
