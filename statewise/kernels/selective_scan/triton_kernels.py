@@ -116,18 +116,23 @@ def scan_backward(
     else:
         share = (tl.program_id(1) % programs).to(tl.int64)
         group = (tl.program_id(1) // programs).to(tl.int64)
-        at_key = ((share * rows + row) * length * groups + group) * n + i
-        key = i < n
+        # a tile of one address a state, of which one channel writes: so the sum stays in the registers where it is
+        at_key = ((share * rows + row) * length * groups + group) * n + i[None, :] + c[:, None] * 0
+        key = (tl.arange(0, WIDTH) == 0)[:, None] & (i < n)[None, :]
     into = (d_u + along, d_dt + along, at_gate, d_B + at_key, d_C + at_key)
     fixed = (rate, real, channel, key, skip, bias)
     g = tl.load(grad_state + at_state, mask=real, other=0.0)
     sums = (tl.zeros((WIDTH, N), tl.float32), tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32))
+    # kept lies channel by channel: read from it, states would be in another order in the registers of all that follows
+    at_first = at_begun + (slots - 1) * by_begun
+    tl.store(at_first, tl.load(at_kept + (nothing + chunks - 1) * n * d, mask=real, other=0.0), mask=real)
+    tl.debug_barrier()
     for back in range(0, chunks):
         chunk = nothing + chunks - 1 - back
         begin = chunk * TIME
         count = tl.minimum(nothing + length - begin, TIME)
         whole = count // STEPS
-        h = tl.load(at_kept + chunk * n * d, mask=real, other=0.0)
+        h = tl.load(at_first, mask=real, other=0.0)
         before = _before(at, begin, segments)
         now = ()
         for j in tl.static_range(STEPS):
@@ -150,6 +155,7 @@ def scan_backward(
             given = _read(at, by, begin + step, inside, gate, segments, n, N)
             h, before, _ = _step(given, h, before, rate, real, skip, bias, None, None, segments, n, N, SOFTPLUS, EXACT)
         tl.debug_barrier()  # what one thread has left another may read
+        tl.store(at_first, tl.load(at_kept + tl.maximum(chunk - 1, 0) * n * d, mask=real, other=0.0), mask=real)
         for step in range(0, count - whole * STEPS):
             t = begin + count - 1 - step
             h = tl.load(at_begun + (TIME // STEPS + count - 1 - step - whole * STEPS) * by_begun, mask=real, other=0.0)
@@ -266,8 +272,8 @@ def _back(
             tl.store(at_B + at_key, to_keys, mask=key)
             tl.store(at_C + at_key, to_queries, mask=key)
         else:
-            tl.store(at_B + at_key, tl.sum(to_keys, 0), mask=key)
-            tl.store(at_C + at_key, tl.sum(to_queries, 0), mask=key)
+            tl.store(at_B + at_key, tl.broadcast_to(tl.sum(to_keys, 0, keep_dims=True), to_keys.shape), mask=key)
+            tl.store(at_C + at_key, tl.broadcast_to(tl.sum(to_queries, 0, keep_dims=True), to_keys.shape), mask=key)
     return g, (to_A, to_D, to_bias)
 
 
