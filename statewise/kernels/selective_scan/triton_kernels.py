@@ -21,21 +21,22 @@ def scan_forward(
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, y, state, kept,
     length, d, each, programs, chunks, u_row, u_step, dt_row, dt_step, gate_row, gate_step,
     n: tl.constexpr, groups: tl.constexpr, SOFTPLUS: tl.constexpr, EXACT: tl.constexpr, OWN: tl.constexpr,
-    TIME: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr,
+    TIME: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """y (b, length, d); state (b, d, n); kept (b, chunks, n, d), the states before the chunks of TIME steps, or None.
+    """y (b, length, d); state (b, d, N); kept (b, chunks, n, d), the states before the chunks of TIME steps, or None.
 
-    u, dt, gate  (b, length, d) with strides of their own; A (d, n); B, C (b, length, groups, n); h0 (b, d, n)
+    u, dt, gate  (b, length, d) with strides of their own; A (d, N); B, C (b, length, groups, n); h0 (b, d, N)
     each         channels of a group, in ``programs`` programs; OWN if it is one channel, and a program has many groups
     EXACT        what multiplies B u is not Delta but its exact hold
-    N            a power of two, no less than n
+    N            a power of two, no less than n, so that states lie in fours; A is -1 where there are none, h0 is 0
+    WHOLE        no program has fewer than WIDTH channels
     """
     row = tl.program_id(0).to(tl.int64)
     nothing = row * 0  # in 64 bits: what is counted from it cannot overflow
     i = tl.arange(0, N).to(tl.int64)
-    c, channel = _channels(d, each, programs, OWN, WIDTH)
-    at_state, real, rate = _states(A, row, c, channel, i, d, n, N)
-    h = tl.load(h0 + at_state, mask=real, other=0.0)
+    c, channel = _channels(d, each, programs, OWN, WIDTH, WHOLE)
+    at_state, real, rate = _states(A, row, c, i, d, n, N)
+    h = tl.load(h0 + at_state)
     inside = _inside(i, c, n, OWN)
     skip, bias = _per_channel(D, c), _per_channel(dt_bias, c)
     at = _starts(u, dt, B, C, gate, segments, row, c, i, length, programs, u_row, dt_row, gate_row, groups, n, OWN)
@@ -45,6 +46,7 @@ def scan_forward(
     if kept is not None:
         at_kept += row * chunks * n * d
     before = nothing
+    length = nothing + length
     whole = length // STEPS
     now = ()
     for j in tl.static_range(STEPS):
@@ -72,7 +74,7 @@ def scan_forward(
         given = _read(at, by, t, inside, gate, segments, n, N)
         h, before, out = _step(given, h, before, rate, real, skip, bias, D, gate, segments, n, N, SOFTPLUS, EXACT)
         tl.store(at_y + t * d, out.to(y.dtype.element_ty), mask=channel)
-    tl.store(state + at_state, h, mask=real)
+    tl.store(state + at_state, h, mask=channel[:, None] & (i >= 0)[None, :])
 
 
 @triton.jit
@@ -82,29 +84,29 @@ def scan_backward(
     length, d, each, programs, chunks, rows,
     grad_row, grad_step, u_row, u_step, dt_row, dt_step, gate_row, gate_step,
     n: tl.constexpr, groups: tl.constexpr, SOFTPLUS: tl.constexpr, EXACT: tl.constexpr, OWN: tl.constexpr,
-    TIME: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr,
+    TIME: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """The chunks from the last to the first. In each forwards from the state that was kept, which leaves the states
     before every STEPS steps in ``begun``; then these from the last to the first, forwards once more with the states in
     registers, and backwards.
 
-    d_u, d_dt, d_gate  (b, length, d)     d_A, d_h0 (b, d, n)     d_D, d_bias (b, d): d_A too to be summed over rows
+    d_u, d_dt, d_gate  (b, length, d)     d_A, d_h0 (b, d, N)     d_D, d_bias (b, d): d_A too to be summed over rows
     d_B, d_C           (programs, b, length, groups, n): to be summed over the programs of a group
-    begun              (b, TIME / STEPS + STEPS, d, n), memory for states
+    begun              (b, TIME / STEPS + STEPS, d, N), memory for states
     """
     row = tl.program_id(0).to(tl.int64)
     nothing = row * 0
     i = tl.arange(0, N).to(tl.int64)
-    c, channel = _channels(d, each, programs, OWN, WIDTH)
-    at_state, real, rate = _states(A, row, c, channel, i, d, n, N)
+    c, channel = _channels(d, each, programs, OWN, WIDTH, WHOLE)
+    at_state, real, rate = _states(A, row, c, i, d, n, N)
     inside = _inside(i, c, n, OWN)
     skip, bias = _per_channel(D, c), _per_channel(dt_bias, c)
     at = _starts(u, dt, B, C, gate, segments, row, c, i, length, programs, u_row, dt_row, gate_row, groups, n, OWN)
     by = _by(u_step, dt_step, gate_step, nothing, groups, n)
     at_grad, by_grad = grad + (row * grad_row + c), nothing + grad_step
     slots: tl.constexpr = TIME // STEPS + STEPS
-    at_begun = begun + ((row * slots * d + c[:, None]) * n + i[None, :])
-    by_begun = (nothing + d) * n
+    at_begun = begun + ((row * slots * d + c[:, None]) * N + i[None, :])
+    by_begun = (nothing + d) * N
     at_kept = kept + (row * chunks * n * d + i[None, :] * d + c[:, None])
     along = row * length * d + c
     at_gate = d_u
@@ -112,7 +114,7 @@ def scan_backward(
         at_gate = d_gate + along
     if OWN:
         at_key = (row * length * groups + c[:, None]) * n + i[None, :]
-        key = real
+        key = channel[:, None] & real
     else:
         share = (tl.program_id(1) % programs).to(tl.int64)
         group = (tl.program_id(1) // programs).to(tl.int64)
@@ -121,18 +123,18 @@ def scan_backward(
         key = (tl.arange(0, WIDTH) == 0)[:, None] & (i < n)[None, :]
     into = (d_u + along, d_dt + along, at_gate, d_B + at_key, d_C + at_key)
     fixed = (rate, real, channel, key, skip, bias)
-    g = tl.load(grad_state + at_state, mask=real, other=0.0)
+    g = tl.where(channel[:, None], tl.load(grad_state + at_state), 0.0)
     sums = (tl.zeros((WIDTH, N), tl.float32), tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32))
     # kept lies channel by channel: read from it, states would be in another order in the registers of all that follows
     at_first = at_begun + (slots - 1) * by_begun
-    tl.store(at_first, tl.load(at_kept + (nothing + chunks - 1) * n * d, mask=real, other=0.0), mask=real)
+    tl.store(at_first, tl.load(at_kept + (nothing + chunks - 1) * n * d, mask=real, other=0.0))
     tl.debug_barrier()
     for back in range(0, chunks):
         chunk = nothing + chunks - 1 - back
         begin = chunk * TIME
         count = tl.minimum(nothing + length - begin, TIME)
         whole = count // STEPS
-        h = tl.load(at_first, mask=real, other=0.0)
+        h = tl.load(at_first)
         before = _before(at, begin, segments)
         now = ()
         for j in tl.static_range(STEPS):
@@ -140,7 +142,7 @@ def scan_backward(
             now = now + (_read(at, by, t, inside, gate, segments, n, N),)
         parts = (count - 1) // STEPS  # before the last
         for part in range(0, parts):
-            tl.store(at_begun + part * by_begun, h, mask=real)
+            tl.store(at_begun + part * by_begun, h)
             following = begin + tl.minimum(part + 1, parts - 1) * STEPS
             then = ()
             for j in tl.static_range(STEPS):
@@ -149,16 +151,16 @@ def scan_backward(
                 )
                 then = then + (_read(at, by, following + j, inside, gate, segments, n, N),)
             now = then
-        tl.store(at_begun + parts * by_begun, h, mask=real)
+        tl.store(at_begun + parts * by_begun, h)
         for step in range(whole * STEPS, count):
-            tl.store(at_begun + (TIME // STEPS + step - whole * STEPS) * by_begun, h, mask=real)
+            tl.store(at_begun + (TIME // STEPS + step - whole * STEPS) * by_begun, h)
             given = _read(at, by, begin + step, inside, gate, segments, n, N)
             h, before, _ = _step(given, h, before, rate, real, skip, bias, None, None, segments, n, N, SOFTPLUS, EXACT)
         tl.debug_barrier()  # what one thread has left another may read
-        tl.store(at_first, tl.load(at_kept + tl.maximum(chunk - 1, 0) * n * d, mask=real, other=0.0), mask=real)
+        tl.store(at_first, tl.load(at_kept + tl.maximum(chunk - 1, 0) * n * d, mask=real, other=0.0))
         for step in range(0, count - whole * STEPS):
             t = begin + count - 1 - step
-            h = tl.load(at_begun + (TIME // STEPS + count - 1 - step - whole * STEPS) * by_begun, mask=real, other=0.0)
+            h = tl.load(at_begun + (TIME // STEPS + count - 1 - step - whole * STEPS) * by_begun)
             given = (_read(at, by, t, inside, gate, segments, n, N),)
             slope = (tl.load(at_grad + t * by_grad),)
             before = _before(at, t, segments)
@@ -167,7 +169,7 @@ def scan_backward(
                 SOFTPLUS, EXACT, OWN, 1,
             )  # fmt: skip
         t = begin + tl.maximum(whole - 1, 0) * STEPS
-        h = tl.load(at_begun + tl.maximum(whole - 1, 0) * by_begun, mask=real, other=0.0)
+        h = tl.load(at_begun + tl.maximum(whole - 1, 0) * by_begun)
         before = _before(at, t, segments)
         now, slopes = (), ()
         for j in tl.static_range(STEPS):
@@ -182,7 +184,7 @@ def scan_backward(
                 t_j = begin + earlier * STEPS + j
                 then = then + (_read(at, by, t_j, inside, gate, segments, n, N),)
                 slopes_then = slopes_then + (tl.load(at_grad + t_j * by_grad),)
-            h_then = tl.load(at_begun + earlier * by_begun, mask=real, other=0.0)
+            h_then = tl.load(at_begun + earlier * by_begun)
             before_then = _before(at, begin + earlier * STEPS, segments)
             g, sums = _back(
                 now, slopes, t, before, h, g, sums, fixed, into, d, D, gate, dt_bias, segments, groups, n, N,
@@ -191,8 +193,8 @@ def scan_backward(
             now, slopes, h, before = then, slopes_then, h_then, before_then
         tl.debug_barrier()
     to_A, to_D, to_bias = sums
-    tl.store(d_A + at_state, to_A, mask=real)
-    tl.store(d_h0 + at_state, g, mask=real)
+    tl.store(d_A + at_state, to_A, mask=channel[:, None] & (i >= 0)[None, :])
+    tl.store(d_h0 + at_state, g, mask=channel[:, None] & (i >= 0)[None, :])
     if D is not None:
         tl.store(d_D + (row * d + c), to_D, mask=channel)
     if dt_bias is not None:
@@ -255,7 +257,7 @@ def _back(
             to_u = through * delta
             to_keys = g * (delta * x)[:, None]
             past = _passed(flow * h, passing[j], segments)
-            to_delta = tl.sum(past * rate, 1) + through * x
+            to_delta = tl.sum(past * (rate * LOG2_E), 1) * LN_2 + through * x
             to_A += past * delta[:, None]
         g = _passed(flow, passing[j], segments)
         if D is not None:
@@ -278,28 +280,25 @@ def _back(
 
 
 @triton.jit
-def _channels(d, each, programs, OWN: tl.constexpr, WIDTH: tl.constexpr):
-    """A program's channels, and which of them are: those beyond the last are the last once more, and never written."""
+def _channels(d, each, programs, OWN: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """A program's channels, and which of them are: those beyond the last are the last once more, with
+    the same states, and with gradients of 0, of which none is written."""
     inside = tl.arange(0, WIDTH).to(tl.int64)
-    if OWN:
-        c = tl.program_id(1).to(tl.int64) * WIDTH + inside
-        return tl.minimum(c, d - 1), c < d
+    first, last = tl.program_id(1).to(tl.int64) * 0, d
+    if not OWN:
+        first, last = (tl.program_id(1) // programs).to(tl.int64) * each, each
+    c = (tl.program_id(1) % programs).to(tl.int64) * WIDTH + inside
+    if WHOLE:
+        return first + c, inside >= 0
     else:
-        c = (tl.program_id(1) % programs).to(tl.int64) * WIDTH + inside
-        return (tl.program_id(1) // programs).to(tl.int64) * each + tl.minimum(c, each - 1), c < each
+        return first + tl.minimum(c, last - 1), c < last
 
 
 @triton.jit
-def _states(A, row, c, channel, i, d, n: tl.constexpr, N: tl.constexpr):
-    """Where a row's states are in (b, d, n), which of them are, and their A; -1 for those that are not."""
-    at = c[:, None] * n + i[None, :]
-    if n == N:
-        real = channel[:, None] & (i >= 0)[None, :]
-        rate = tl.load(A + at)
-    else:
-        real = channel[:, None] & (i < n)[None, :]
-        rate = tl.load(A + at, mask=(c >= 0)[:, None] & (i < n)[None, :], other=-1.0)
-    return row * d * n + at, real, rate
+def _states(A, row, c, i, d, n: tl.constexpr, N: tl.constexpr):
+    """Where a row's states are in (b, d, N), which of a channel's are, and their A."""
+    at = c[:, None] * N + i[None, :]
+    return row * d * N + at, (c >= 0)[:, None] & (i < n)[None, :], tl.load(A + at)
 
 
 @triton.jit
