@@ -77,10 +77,11 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
         None if m is None else torch.empty(m.shape, dtype=m.dtype, device=device)
         for m in (given.u, given.dt, given.gate)
     )
+    keys = (shares, *given.B.shape[:3], tile["N"])
     d_A, d_B, d_C, d_h0 = (
         room(*given.h0.shape),
-        room(shares, *given.B.shape),
-        room(shares, *given.C.shape),
+        room(*keys),
+        room(*keys),
         room(*given.h0.shape),
     )
     d_D, d_bias = room(b, d), room(b, d)
@@ -91,7 +92,17 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
             d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, begun, *sizes, b,
             *_strides(slope, given.u, given.dt, given.gate), **tile, **options(device, warps, REGISTERS),
         )  # fmt: skip
-    found = (d_u, d_dt, d_A.sum(0)[:, :n], d_B.sum(0), d_C.sum(0), d_h0[..., :n], d_D.sum(0), d_gate, d_bias.sum(0))
+    found = (
+        d_u,
+        d_dt,
+        d_A.sum(0)[:, :n],
+        d_B.sum(0)[..., :n],
+        d_C.sum(0)[..., :n],
+        d_h0[..., :n],
+        d_D.sum(0),
+        d_gate,
+        d_bias.sum(0),
+    )
     gradients: list[Any] = [None if m is None else g.contiguous() for m, g in zip(shapes, found)]
     return Gradients(*gradients)
 

@@ -91,7 +91,7 @@ def scan_backward(
     registers, and backwards.
 
     d_u, d_dt, d_gate  (b, length, d)     d_A, d_h0 (b, d, N)     d_D, d_bias (b, d): d_A too to be summed over rows
-    d_B, d_C           (programs, b, length, groups, n): to be summed over the programs of a group
+    d_B, d_C           (programs, b, length, groups, N): to be summed over the programs of a group
     begun              (b, TIME / STEPS + STEPS, d, N), memory for states
     """
     row = tl.program_id(0).to(tl.int64)
@@ -113,14 +113,14 @@ def scan_backward(
     if gate is not None:
         at_gate = d_gate + along
     if OWN:
-        at_key = (row * length * groups + c[:, None]) * n + i[None, :]
-        key = channel[:, None] & real
+        at_key = (row * length * groups + c[:, None]) * N + i[None, :]
+        key = channel[:, None] & (i >= 0)[None, :]
     else:
         share = (tl.program_id(1) % programs).to(tl.int64)
         group = (tl.program_id(1) // programs).to(tl.int64)
         # a tile of one address a state, of which one channel writes: so the sum stays in the registers where it is
-        at_key = ((share * rows + row) * length * groups + group) * n + i[None, :] + c[:, None] * 0
-        key = (tl.arange(0, WIDTH) == 0)[:, None] & (i < n)[None, :]
+        at_key = ((share * rows + row) * length * groups + group) * N + i[None, :] + c[:, None] * 0
+        key = (tl.arange(0, WIDTH) == 0)[:, None] & (i >= 0)[None, :]
     into = (d_u + along, d_dt + along, at_gate, d_B + at_key, d_C + at_key)
     fixed = (rate, real, channel, key, skip, bias)
     g = tl.where(channel[:, None], tl.load(grad_state + at_state), 0.0)
@@ -269,7 +269,7 @@ def _back(
             to_bias += to_delta
         tl.store(at_u + t * d, to_u.to(at_u.dtype.element_ty), mask=channel)
         tl.store(at_dt + t * d, to_delta.to(at_dt.dtype.element_ty), mask=channel)
-        at_key = t * (groups * n)
+        at_key = t * (groups * N)
         if OWN:
             tl.store(at_B + at_key, to_keys, mask=key)
             tl.store(at_C + at_key, to_queries, mask=key)
