@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 MUTANTS = {  # the file, and what is written instead of what
     "a lost mask of SSD": ("ssd/triton_kernels", "return tl.where(lower, tl.exp", "return tl.where(lower >= 0, tl.exp"),
     "a dropped decay of SSD": ("ssd/triton_kernels", "h = h * across + dot", "h = h + dot"),
-    "a dropped decay of the scan": ("selective_scan/triton_kernels", "a2 * b1 + b2)", "b1 + b2)"),
+    "a dropped decay of the scan": ("selective_scan/triton_kernels", "_passed(a * h, ", "_passed(h, "),
     "a lost mask of the convolution": ("short_convolution/triton", "if segments is not None:", "if False:"),
     "a lost mean of the norm": ("rms_norm/triton", "normed * mean[:, None]) * r", "normed) * r"),
     "a softmax without its largest": ("linear_cross_entropy/triton", "total * tl.exp(before - base)", "total"),

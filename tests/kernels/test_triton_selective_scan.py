@@ -14,7 +14,8 @@ from statewise.errors import InputError
 from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
 
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory", "in_triton")]
-SHAPES = [(1, 1, 1, 1, 1), (2, 37, 6, 2, 2), (1, 33, 34, 1, 1), (2, 5, 4, 3, 4)]
+SHAPES = [(1, 1, 1, 1, 1), (2, 37, 6, 2, 2), (1, 33, 34, 1, 1), (2, 5, 4, 3, 4), (1, 71, 9, 16, 1), (1, 13, 3, 100, 1)]
+MANY = [(1, 3, 2, 64, 2), (1, 2, 2, 300, 1), (1, 3, 1, 1000, 1)]
 
 
 def narrowed(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -29,7 +30,39 @@ def test_equal_to_the_definition(shape: tuple[int, ...], options: bool) -> None:
     check(shape, torch.float32, 2e-5, options=options, packed=options)
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 4, 2, 4), (1, 33, 6, 1, 2)], ids=str)
+@pytest.mark.parametrize("shape", MANY, ids=str)
+def test_many_states(shape: tuple[int, ...]) -> None:
+    check(shape, torch.float32, 2e-5, options=True, packed=True)
+
+
+@pytest.mark.parametrize("length", [*range(1, 19), 31, 32, 64, 65])
+def test_lengths_that_no_group_of_steps_divides(length: int) -> None:
+    check((1, length, 2, 3, 1), torch.float32, 2e-5, options=True, packed=False)
+
+
+@pytest.mark.parametrize("begin", [*range(1, 19), 31, 32, 33, 35])
+def test_a_document_that_begins_anywhere_sees_nothing_of_what_is_before(begin: int) -> None:
+    """Not even a NaN or an infinity, and gives none back; as if each document were alone."""
+    length = 36
+    inputs = {name: m.detach() for name, m in narrowed(case(1, length, 3, 3, 1), torch.float32).items()}
+    alone = {name: m[:, begin:] if name in ("u", "dt", "gate", "B", "C") else m for name, m in inputs.items()}
+    alone["h0"] = torch.zeros_like(inputs["h0"])
+    for bad in (torch.nan, torch.inf):
+        spoilt = {name: m.clone() for name, m in inputs.items()}
+        spoilt["u"][:, :begin] = bad
+        spoilt["h0"] += bad
+        tensors = [m.requires_grad_() for m in spoilt.values()]
+        segments = (torch.arange(length) >= begin).long()[None]
+        y, state = selective_scan(**dict(zip(spoilt, tensors)), softplus=True, segments=segments)
+        want, last = selective_scan(**alone, softplus=True)
+        torch.testing.assert_close(y[:, begin:].detach(), want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(state.detach(), last, atol=1e-5, rtol=1e-5)
+        d_u, d_dt = torch.autograd.grad(y[:, begin:].sum() + state.sum(), tensors[:2])
+        assert d_u.isfinite().all()
+        assert d_dt[:, begin:].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4, 2, 4), (1, 33, 6, 1, 2), (1, 11, 2, 3, 1)], ids=str)
 def test_the_exact_hold(shape: tuple[int, ...]) -> None:
     check(shape, torch.float32, 2e-5, options=True, packed=True, method="zoh")
 

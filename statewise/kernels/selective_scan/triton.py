@@ -5,13 +5,15 @@ Forwards one launch, backwards another; the sums over rows and over the programs
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn import functional
 
-from statewise.kernels.gpu import on_device_of, options
+from statewise.kernels.gpu import on_device_of, options, power_of_two
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.selective_scan import pytorch
@@ -19,10 +21,13 @@ from statewise.kernels.selective_scan.signature import Arguments, Gradients
 from statewise.kernels.selective_scan.triton_kernels import scan_backward, scan_forward
 from statewise.kernels.stored import plain_steps
 
-WIDTH, WARPS = 32, 8  # channels of a program, and its warps
-WIDTH_BACK = 16
 REGISTERS = 255
 CHUNK = 32  # steps, as the operator keeps states
+# By the most states of a channel that they are for: the tile of a program, channels times states, or one channel; its
+# most channels; its warps; and the steps before they are needed that numbers are asked for. More states have the last
+AHEAD = {32: (128, 32, 1, 8), 256: (256, 32, 1, 4), 4096: (1024, 1, 4, 2)}
+BACK = {32: (256, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
+BACK_HEAVY = {**BACK, 32: (128, 32, 1, 2)}  # of more registers: exact, or with other than all of 2^k states, or OWN
 
 
 def refusal(given: Arguments) -> str | None:
@@ -35,17 +40,19 @@ def forward(given: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chu
     """Writes y, the last state, and the states at the starts of chunks (if there is room for any)."""
     if not y.numel() or not state.numel():
         return pytorch.forward(given, y, state, checkpoints, chunk_length)
+    n = state.shape[2]
     given = _prepared(given)
     kept = checkpoints if checkpoints.shape[1] else None
-    programs, own, sizes = _sizes(given, chunk_length, WIDTH)
-    b, d, n = state.shape
-    carry = torch.empty(b, n, d, dtype=torch.float32, device=y.device)
+    tile, warps = _tile(AHEAD, given, chunk_length)
+    programs, sizes = _sizes(given, tile)
+    last = state if tile["N"] == n else given.h0.new_empty(given.h0.shape)
     with on_device_of(y):
-        scan_forward[(b, programs)](
-            *given[:10], y, state, kept, carry, *sizes, *_strides(given.u, given.dt, given.gate),
-            SOFTPLUS=given.softplus, EXACT=given.exact, OWN=own, TIME=chunk_length, WIDTH=WIDTH,
-            **options(y.device, WARPS, REGISTERS),
+        scan_forward[(y.shape[0], programs)](
+            *given[:10], y, last, kept, *sizes, *_strides(given.u, given.dt, given.gate),
+            **tile, **options(y.device, warps, REGISTERS),
         )  # fmt: skip
+    if last is not state:
+        state.copy_(last[..., :n])
     return None
 
 
@@ -53,13 +60,15 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
     """All gradients; those along time in the dtype of what they are gradients of."""
     if not grad_y.numel() or not grad_state.numel():
         return pytorch.backward(grad_y, grad_state, checkpoints, given, chunk_length)
-    shapes = given.numbers
+    shapes, n = given.numbers, given.A.shape[1]
     given = _prepared(given)
     slope = plain_steps(grad_y)
-    programs, own, sizes = _sizes(given, chunk_length, WIDTH_BACK)
+    heavy = given.exact or given.B.shape[2] == given.u.shape[2] or n != given.A.shape[1]
+    tile, warps = _tile(BACK_HEAVY if heavy else BACK, given, chunk_length)
+    programs, sizes = _sizes(given, tile)
     b, _, d = given.u.shape
-    n, device = given.A.shape[1], given.u.device
-    shares = 1 if own else programs // given.B.shape[2]
+    device = given.u.device
+    shares = 1 if tile["OWN"] else programs // given.B.shape[2]
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
@@ -68,25 +77,40 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
         None if m is None else torch.empty(m.shape, dtype=m.dtype, device=device)
         for m in (given.u, given.dt, given.gate)
     )
-    d_A, d_B, d_C, d_h0 = room(b, n, d), room(shares, *given.B.shape), room(shares, *given.C.shape), room(b, d, n)
-    d_D, d_bias, carry = room(b, d), room(b, d), room(b, n, d)
+    keys = (shares, *given.B.shape[:3], tile["N"])
+    d_A, d_B, d_C, d_h0 = (
+        room(*given.h0.shape),
+        room(*keys),
+        room(*keys),
+        room(*given.h0.shape),
+    )
+    d_D, d_bias = room(b, d), room(b, d)
+    begun = room(b, chunk_length // tile["STEPS"] + tile["STEPS"], *given.A.shape)
     with on_device_of(slope):
         scan_backward[(b, programs)](
-            slope, grad_state.contiguous(), checkpoints, *given[:5], *given[6:10],
-            d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, carry, *sizes, b,
-            *_strides(slope, given.u, given.dt, given.gate),
-            SOFTPLUS=given.softplus, EXACT=given.exact, OWN=own, TIME=chunk_length, WIDTH=WIDTH_BACK,
-            **options(device, WARPS, REGISTERS),
+            slope, _padded(grad_state), checkpoints, *given[:5], *given[6:10],
+            d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, begun, *sizes, b,
+            *_strides(slope, given.u, given.dt, given.gate), **tile, **options(device, warps, REGISTERS),
         )  # fmt: skip
-    found = (d_u, d_dt, d_A.sum(0).t().contiguous(), d_B.sum(0), d_C.sum(0), d_h0, d_D.sum(0), d_gate, d_bias.sum(0))
-    gradients: list[Any] = [None if m is None else g for m, g in zip(shapes, found)]
+    found = (
+        d_u,
+        d_dt,
+        d_A.sum(0)[:, :n],
+        d_B.sum(0)[..., :n],
+        d_C.sum(0)[..., :n],
+        d_h0[..., :n],
+        d_D.sum(0),
+        d_gate,
+        d_bias.sum(0),
+    )
+    gradients: list[Any] = [None if m is None else g.contiguous() for m, g in zip(shapes, found)]
     return Gradients(*gradients)
 
 
 def _prepared(given: Arguments) -> Arguments:
     """All side by side but u, dt and gate, of which only the channels are."""
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, softplus, exact = given
-    small = (None if m is None else m.contiguous() for m in (A, B, C, h0, D))
+    small = (_padded(A, -1.0), B.contiguous(), C.contiguous(), _padded(h0), None if D is None else D.contiguous())
     bias, ids = (
         None if dt_bias is None else dt_bias.contiguous(),
         None if segments is None else segments.long().contiguous(),
@@ -96,13 +120,34 @@ def _prepared(given: Arguments) -> Arguments:
     return Arguments(*prepared)
 
 
-def _sizes(given: Arguments, chunk_length: int, width: int) -> tuple[int, bool, tuple[int, ...]]:
-    """Programs of a row, whether each channel has a group of its own, and the sizes as the kernels take them."""
-    length, d, groups, n = given.u.shape[1], given.u.shape[2], given.B.shape[2], given.B.shape[3]
-    own = groups == d
-    of_group = triton.cdiv(d, width) if own else triton.cdiv(d // groups, width)
-    sizes = (length, d, n, groups, d // groups, of_group, triton.cdiv(length, chunk_length))
-    return of_group if own else of_group * groups, own, sizes
+def _padded(m: Tensor, value: float = 0.0) -> Tensor:
+    """As many states as the next power of two, so that threads read them in fours."""
+    n = m.shape[-1]
+    return functional.pad(m, (0, power_of_two(n) - n), value=value).contiguous()
+
+
+def _tile(configurations: dict[int, tuple[int, int, int, int]], given: Arguments, chunk: int) -> tuple[Any, int]:
+    """What a kernel is compiled for, and its warps."""
+    (_, _, groups, n), d = given.B.shape, given.u.shape[2]
+    found = _configuration(configurations, n)
+    tile, widest, warps, steps = found
+    states = power_of_two(n)
+    width = min(widest, max(1, tile // states))
+    fixed = {"n": n, "groups": groups, "SOFTPLUS": given.softplus, "EXACT": given.exact, "OWN": groups == d}
+    fixed["WHOLE"] = (d if groups == d else d // groups) % width == 0
+    return {**fixed, "TIME": chunk, "WIDTH": width, "N": states, "STEPS": math.gcd(steps, chunk)}, warps
+
+
+def _configuration(configurations: dict[int, tuple[int, int, int, int]], n: int) -> tuple[int, int, int, int]:
+    return configurations[next((most for most in configurations if n <= most), max(configurations))]
+
+
+def _sizes(given: Arguments, tile: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
+    """Programs of a row, and the sizes as the kernels take them."""
+    (_, length, d), groups = given.u.shape, given.B.shape[2]
+    of_group = triton.cdiv(d if tile["OWN"] else d // groups, tile["WIDTH"])
+    sizes = (length, d, d // groups, of_group, triton.cdiv(length, tile["TIME"]))
+    return of_group if tile["OWN"] else of_group * groups, sizes
 
 
 def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
@@ -110,34 +155,29 @@ def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
 
 
 def builds() -> list[Build]:
-    sizes = numbers(i32="length d n groups each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
-    given = {**pointers(bf16="u dt gate", fp32="A B C h0 D dt_bias"), **sizes}
+    shared = numbers(i32="length d each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
+    given = {**pointers(bf16="u dt gate", fp32="A B C h0 D dt_bias"), **shared}
     found = []
-    for own, exact, segments in (
-        *((False, False, None), (False, False, "*i64"), (True, False, None)),
-        *((False, True, "*i64"), (True, True, None)),
+    for n, own, exact, segments in (
+        *((16, False, False, None), (16, False, False, "*i64"), (16, True, False, None)),
+        *((16, False, True, "*i64"), (16, True, True, None)),
+        *((13, False, False, "*i64"), (128, False, False, None), (1000, False, False, None)),
     ):
-        label = f"{'a group each' if own else 'groups'}{', exact' if exact else ''}{', packed' if segments else ''}"
+        label = f"{n} states, {'a group each' if own else 'groups'}{', exact' if exact else ''}"
+        label += ", packed" if segments else ""
         fixed: dict[str, Any] = {"segments": segments, "SOFTPLUS": True, "OWN": own, "TIME": CHUNK, "EXACT": exact}
-        ahead = {**given, **fixed, "WIDTH": WIDTH, **pointers(bf16="y", fp32="state kept carry")}
-        back = {
-            **given,
-            **fixed,
-            "WIDTH": WIDTH_BACK,
-            **pointers(bf16="grad d_u d_dt d_gate"),
-            **numbers(i32="rows grad_row grad_step"),
-        }
-        back |= pointers(fp32="grad_state kept d_A d_B d_C d_h0 d_D d_bias carry")
-        found.append(Build(scan_forward, ahead, WARPS, registers=REGISTERS, label=label))
-        found.append(
-            Build(
-                scan_backward,
-                {key: back[key] for key in scan_backward.arg_names},
-                WARPS,
-                registers=REGISTERS,
-                label=label,
-            )
-        )
+        fixed |= {"n": n, "groups": 1536 if own else 1, "N": power_of_two(n), "WHOLE": n != 13}
+        outputs = pointers(bf16="y grad d_u d_dt d_gate", fp32="state kept")
+        outputs |= pointers(fp32="grad_state d_A d_B d_C d_h0 d_D d_bias begun")
+        every = {**given, **fixed, **outputs, **numbers(i32="rows grad_row grad_step")}
+        for kernel, configurations in (
+            (scan_forward, AHEAD),
+            (scan_backward, BACK_HEAVY if own or exact or n == 13 else BACK),
+        ):
+            tile, widest, warps, steps = _configuration(configurations, n)
+            every |= {"WIDTH": min(widest, max(1, tile // fixed["N"])), "STEPS": steps}
+            arguments = {key: every[key] for key in kernel.arg_names}
+            found.append(Build(kernel, arguments, warps, registers=REGISTERS, label=label))
     return found
 
 
