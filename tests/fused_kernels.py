@@ -75,16 +75,17 @@ def gated(*shape: int, n_groups: int, norm_before_gate: bool) -> Callable[[torch
 
 
 def loss(n: int, d: int, vocab: int, reduction: str) -> Callable[[torch.dtype], Case]:
-    targets = torch.randint(vocab, (n,), generator=torch.Generator().manual_seed(n))
-    targets[1::5] = -100
-
-    def definition(x: Tensor, weight: Tensor) -> Tensor:
-        losses = linear_cross_entropy_reference(x, weight, targets)
-        if reduction == "none":
-            return losses
-        return losses.sum() / ((targets != -100).sum() if reduction == "mean" else 1)
-
     def make(dtype: torch.dtype) -> Case:
+        # here, not at import: only during a test is what it makes put on the device that it runs on
+        targets = torch.randint(vocab, (n,), generator=torch.Generator().manual_seed(n))
+        targets[1::5] = -100
+
+        def definition(x: Tensor, weight: Tensor) -> Tensor:
+            losses = linear_cross_entropy_reference(x, weight, targets)
+            if reduction == "none":
+                return losses
+            return losses.sum() / ((targets != -100).sum() if reduction == "mean" else 1)
+
         inputs = [leaf(n, d, dtype=dtype), leaf(vocab, d, dtype=dtype)]
         return (lambda x, w: linear_cross_entropy(x, w, targets, reduction=reduction)), definition, inputs
 

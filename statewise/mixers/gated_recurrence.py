@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +22,7 @@ from statewise.operators.documents import document_rows
 from statewise.operators.folding import fold, is_any
 from statewise.operators.masks import Masks
 from statewise.operators.state_shape import leaf
-from statewise.precision import full_precision, without_autocast
+from statewise.precision import full_precision, rounds_products, without_autocast
 
 
 class GRUState(NamedTuple):
@@ -172,12 +173,15 @@ class GatedRecurrence(Mixer):
         """All outputs and the last state: of rows, or of packed rows where their number at each step is given."""
         w_in, b_in, w_hidden, b_hidden = weights
         state = begin if len(begin) > 1 else begin[0]
-        # with biases, one layer, no dropout, not in training, one direction
-        options = ([w_in, w_hidden, b_in, b_hidden], True, 1, 0.0, False, False)
-        if batch_sizes is None:
-            found: tuple[Tensor, ...] = self.library(x, state, *options, True)  # the batch first
-            return found
-        found = self.library(x, batch_sizes, state, *options)
+        # with biases, one layer, no dropout, one direction; "training" is whether cuDNN keeps what gradients need
+        learns = torch.is_grad_enabled()
+        options = ([w_in, w_hidden, b_in, b_hidden], True, 1, 0.0, learns, False)
+        has_gradient = learns and any(m.requires_grad for m in (x, *begin, *weights))
+        with unrounded(x.device, x.dtype, has_gradient):
+            if batch_sizes is None:
+                found: tuple[Tensor, ...] = self.library(x, state, *options, True)  # the batch first
+            else:
+                found = self.library(x, batch_sizes, state, *options)
         return found
 
 
@@ -229,6 +233,24 @@ class LSTM(GatedRecurrence):
         i, f, g, o = (from_x + from_hidden).chunk(4, -1)
         cell = f.sigmoid() * now[1] + i.sigmoid() * g.tanh()
         return [o.sigmoid() * cell.tanh(), cell]
+
+
+@contextmanager
+def unrounded(device: torch.device, dtype: torch.dtype, has_gradient: bool) -> Iterator[None]:
+    """A context in which PyTorch's loop over float32 is not rounded to TF32, unless the process asks for such products.
+
+    cuDNN rounds by a switch of its own, which is on by default. Its adjoint reads the switch when it runs, long after
+    this context. So where there will be gradients PyTorch's own kernels run, slower, whose products keep to
+    ``torch.set_float32_matmul_precision`` in both directions. The switches are the process's: they are as before
+    afterwards, but another thread may see them meanwhile.
+    """
+    if device.type != "cuda" or dtype != torch.float32 or rounds_products():
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    as_they_are = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+    with cudnn.flags(enabled=cudnn.enabled and not has_gradient, allow_tf32=False, **as_they_are):
+        yield
 
 
 def _is_traced(x: Tensor) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +99,23 @@ class HiPPORNN(Mixer):
         self.hidden_proj = Linear(d_model + n_memory, self.d_hidden)
         self.gate_proj = Linear(d_model + n_memory, self.d_hidden) if config.gated else None
         self.out_proj = None if self.d_hidden == d_model else Linear(self.d_hidden, d_model)
+        self._place()
         self.reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What ``nn.Module`` calls for every conversion: the system follows the parameters, and keeps all its digits.
+
+        It is taken from where it was computed each time: ``fn`` may give memory that holds nothing, as ``to_empty``'s.
+        """
+        super()._apply(fn, recurse)
+        self._place()
+        return self
+
+    def _place(self) -> None:
+        """A copy of the system beside the parameters: a CUDA graph cannot record one from the host at every call."""
+        device = self.in_proj.weight.device
+        kind = torch.float32 if device.type == "mps" else torch.float64  # which has none wider
+        self.placed = tuple(m.to(device, kind) for m in self.system)
 
     def reset_parameters(self, residual_scale: float = 1.0) -> None:
         """Uniform after Glorot, biases zero. ``residual_scale`` acts on the output projection, if there is one."""
@@ -121,7 +138,9 @@ class HiPPORNN(Mixer):
         dtype = full_precision(x.dtype, begin.hidden.dtype, begin.memory.dtype)
         maps = [self.in_proj, self.hidden_proj, *([] if self.gate_proj is None else [self.gate_proj])]
         constants = [p.to(dtype) for layer in maps for p in (layer.weight, layer.bias)]
-        constants += [m.to(x.device, dtype) for m in self.system]
+        # parameters that were put in without a conversion, as load_state_dict(assign=True) does, may be elsewhere
+        system = self.placed if self.placed[0].device == x.device else self.system
+        constants += [m.to(x.device, dtype) for m in system]
         steps = {"x": x.to(dtype), "valid": masks.valid, "starts": masks.starts}
         given = {name: m for name, m in steps.items() if m is not None}
 

@@ -35,18 +35,19 @@ def document_rows(masks: Masks, batch: int, length: int) -> list[Rows]:
     row is empty, so that each row has a last one. Waits for the device: the shapes depend on where documents begin.
     """
     assert masks.starts is not None
-    device = masks.starts.device
-    starts = masks.starts.cpu()
-    ends = torch.full((batch,), length) if masks.lengths is None else masks.lengths.cpu()
+    device, here = masks.starts.device, torch.device("cpu")  # named each time: the process may have another default
+    starts = masks.starts.to(here)
+    ends = torch.full((batch,), length, device=here) if masks.lengths is None else masks.lengths.to(here)
     at = starts.nonzero()  # sorted by row, then by time
-    first = torch.stack([torch.arange(batch), torch.zeros(batch, dtype=torch.int64)], 1)
-    begins_at_0 = starts[:, 0] if length else torch.zeros(batch, dtype=torch.bool)
+    rows = torch.arange(batch, device=here)
+    first = torch.stack([rows, torch.zeros_like(rows)], 1)
+    begins_at_0 = starts[:, 0] if length else torch.zeros_like(rows, dtype=torch.bool)
     places = torch.cat([first[~begins_at_0], at])
-    continues = torch.cat([torch.ones(int((~begins_at_0).sum()), dtype=torch.bool), torch.zeros(len(at)).bool()])
+    continues = torch.arange(len(places), device=here) < len(places) - len(at)
     order = torch.argsort(places[:, 0] * (length + 1) + places[:, 1], stable=True)
     places, continues = places[order], continues[order]
     row, begin = places.unbind(1)
-    last = torch.cat([row[1:] != row[:-1], torch.ones(1, dtype=torch.bool)]) if len(row) else row.bool()
+    last = torch.cat([row[1:] != row[:-1], row.new_ones(1, dtype=torch.bool)]) if len(row) else row.bool()
     end = torch.where(last, ends[row], torch.cat([begin[1:], begin[:1]]))
     n = end - begin
     buckets = torch.where(n > 0, n.clamp(min=1).double().log2().floor() + 1, 0).long()
@@ -54,7 +55,7 @@ def document_rows(masks: Masks, batch: int, length: int) -> list[Rows]:
     for bucket in buckets.unique().tolist():
         chosen = buckets == bucket
         lengths = n[chosen]
-        time = torch.arange(int(lengths.max()))
+        time = torch.arange(int(lengths.max()), device=here)
         valid = time < lengths[:, None]
         index = torch.where(valid, (row[chosen] * length + begin[chosen])[:, None] + time, 0)
         parts = (index, lengths, valid, row[chosen], continues[chosen], last[chosen])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.expression import Expression
 from forked_programs import in_forks
 from on_device import OnDevice
 
@@ -152,7 +153,26 @@ def test_every_file_that_is_marked_is_found(settings: Settings) -> None:
     files = tests_on_card.marked(Settings("cuda", False, settings.folder))
     assert "tests/decoding/test_static.py" in files
     laws = tests_on_card.laws(Settings("cuda", False, settings.folder))
-    assert {"tests/operators/test_operators.py", "tests/mixers/test_mamba2.py"} <= set(laws)
+    assert {"tests/operators/test_operators.py, past_65", "tests/mixers/test_mamba2.py"} <= set(laws)
+    parts = [f"{name}, {part}" for name, parts in tests_on_card.PARTS.items() for part in parts]
+    assert list(laws)[: len(parts)] == parts, "the longest come first"
+    assert not set(laws) & set(tests_on_card.PARTS), "what is divided does not run whole as well"
+
+
+@pytest.mark.parametrize("name", tests_on_card.PARTS)
+def test_the_parts_of_a_file_are_all_its_laws(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", name, "-p", "no:cacheprovider", "--collect-only", "-q", "-v"]
+    done = in_forks().run(command, cwd=tests_on_card.ROOT, capture_output=True, text=True, check=True)
+    tests = [line.lower() for line in done.stdout.splitlines() if line.startswith(name)]
+
+    def chosen(words: str) -> list[str]:
+        """As pytest's -k, which would take two seconds each time."""
+        rule = Expression.compile(words)
+        return [test for test in tests if rule.evaluate(lambda word, **_: word.lower() in test.partition("::")[2])]
+
+    found = [chosen(part) for part in tests_on_card.PARTS[name]]
+    assert all(found)
+    assert sorted(sum(found, [])) == sorted(chosen("laws"))
 
 
 def test_the_laws_run_on_a_device_by_name(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fused_kernels import CASES, PATHS, D, loss, results
+from on_device import OnDevice
 
 from statewise import kernels, native
 from statewise.data.batches import Batch
@@ -34,6 +35,15 @@ def test_equal_to_the_definition(name: str, dtype: torch.dtype, path: str) -> No
     for got, want in zip(results(fast, inputs, slope), results(definition, exact, slope)):
         largest = max(1.0, float(want.detach().abs().max()) if want.numel() else 0.0)
         torch.testing.assert_close(got.double(), want, atol=4 * tolerance * largest, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_lies_on_the_device_that_a_test_names(name: str) -> None:
+    """As with STATEWISE_TEST_DEVICE=cuda, which says so only while a test runs."""
+    with OnDevice("meta"):
+        _, definition, inputs = CASES[name](torch.float32)
+        y = definition(*inputs)
+        assert all(m.is_meta for m in (*inputs, *results(definition, inputs, torch.ones_like(y))))
 
 
 @pytest.mark.parametrize("path", PATHS[-1:], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from laws import check_mixer_laws
 from torch import Tensor, nn
 
 from statewise.errors import InputError
-from statewise.mixers.gated_recurrence import GRU, LSTM, GRUConfig, GRUState, LSTMConfig, LSTMState
+from statewise.mixers.gated_recurrence import GRU, LSTM, GRUConfig, GRUState, LSTMConfig, LSTMState, unrounded
 from statewise.operators.masks import build_masks
+from statewise.precision import products_at
 
 CONFIGS = [GRUConfig(), LSTMConfig(), GRUConfig(d_hidden=5), LSTMConfig(d_hidden=3)]
 
@@ -135,3 +137,65 @@ def test_errors() -> None:
         mixer(x, build(LSTMConfig()).initial_state(2))
     with pytest.raises(InputError, match=r"GRU needs state.hidden of shape \(2, 4\), got \(3, 4\)"):
         mixer(x, GRUState(torch.zeros(3, 4)))
+
+
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=str)
+def test_cudnn_is_told_that_gradients_will_be_wanted(
+    config: GRUConfig | LSTMConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its adjoint refuses what was computed "not in training"; PyTorch's own loops do not mind."""
+    mixer, told = build(config), []
+    library = type(mixer).library
+
+    def noted(*given: Any) -> Any:
+        found = [m for m in given if isinstance(m, bool)]
+        told.append(found[1])  # the first is whether there are biases
+        return library(*given)
+
+    monkeypatch.setattr(type(mixer), "library", staticmethod(noted))
+    x, starts = torch.randn(2, 5, 4, dtype=torch.float64), torch.tensor([[True, False, False, True, False]] * 2)
+    for masks in ({}, {"starts": starts}):
+        for learns in (True, False):
+            told.clear()
+            with torch.set_grad_enabled(learns):
+                mixer(x, **masks)
+            assert told
+            assert set(told) == {learns}
+
+
+def test_cudnn_may_not_round_to_tf32() -> None:
+    """Which it does by itself; and where gradients follow it is left alone, since its adjoint would."""
+    cudnn, cuda = torch.backends.cudnn, torch.device("cuda")
+    before = (cudnn.enabled, cudnn.allow_tf32)
+    assert before == (True, True)
+    for has_gradient in (False, True):
+        with unrounded(cuda, torch.float32, has_gradient):
+            assert not cudnn.allow_tf32
+            assert cudnn.enabled is not has_gradient
+        assert (cudnn.enabled, cudnn.allow_tf32) == before
+        for device, dtype in ((torch.device("cpu"), torch.float32), (cuda, torch.float64)):
+            with unrounded(device, dtype, has_gradient):
+                assert (cudnn.enabled, cudnn.allow_tf32) == before
+    with products_at("high"), unrounded(cuda, torch.float32, True):
+        assert (cudnn.enabled, cudnn.allow_tf32) == before
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=str)
+def test_float32_on_cuda_is_float32(config: GRUConfig | LSTMConfig, packed: bool) -> None:
+    """Outputs with and without gradients, and the gradients, against float64 on the CPU: TF32 would miss by 1e-3."""
+    torch.manual_seed(0)
+    mixer = config.build(64)
+    x, starts = torch.randn(3, 40, 64), torch.rand(3, 40) < 0.1
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        there, inputs = copy.deepcopy(mixer).to(device, dtype), x.to(device, dtype)
+        masks = {"starts": starts.to(device)} if packed else {}
+        with torch.no_grad():
+            read = there(inputs, **masks)[0]
+        y = there(inputs, **masks)[0]
+        grads = torch.autograd.grad(y.square().sum(), [*there.parameters()])
+        found.append([m.detach().double().cpu() for m in (read, y, *grads)])
+    for got, want in zip(found[1], found[0]):
+        assert (got - want).abs().max() < 2e-5 * want.abs().max()

@@ -11,6 +11,7 @@ from law_signals import prepared
 from laws import check_mixer_laws
 from scipy import signal
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise import hippo
 from statewise.errors import ConfigError
@@ -104,3 +105,45 @@ def test_errors() -> None:
         HiPPORNNConfig(theta=3.0)
     with pytest.raises(ConfigError, match=r"multiplies the memory by .* at each step; use method='bilinear'"):
         HiPPORNNConfig(measure="legt", theta=3.0, method="euler", d_state=16).build(4)
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies from the CPU to another device, which a CUDA graph cannot record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.__name__.partition(".")[0] in ("_to_copy", "copy_") and isinstance(found, Tensor):
+            self.count += any(isinstance(m, Tensor) and m.device != found.device for m in args)
+        return found
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[5]], ids=str)
+def test_the_system_lies_beside_the_parameters(options: dict[str, Any]) -> None:
+    """On their device, in float64 in any dtype, and with its numbers also behind a device that has none."""
+    mixer = HiPPORNNConfig(**{"d_state": 6, **options}).build(4)
+    there, x = mixer.to("meta"), torch.randn(2, 3, 4, device="meta")
+    assert {m.device for m in there.placed} == {there.in_proj.weight.device} == {torch.device("meta")}
+    with Copies() as copies:
+        there(x)
+    assert copies.count == 0
+    again = there.to(torch.bfloat16).to_empty(device="cpu")
+    again.reset_parameters()
+    assert again.in_proj.weight.dtype == torch.bfloat16
+    for got, want in zip(again.placed, mixer.system):
+        assert got.dtype == torch.float64
+        assert got.equal(want)
+    assert again(torch.randn(2, 3, 4, dtype=torch.bfloat16))[0].isfinite().all()
+
+
+def test_parameters_that_were_put_in_by_name_need_no_conversion() -> None:
+    """``load_state_dict(assign=True)`` converts nothing, so the system is not where they are."""
+    mixer = build()
+    with torch.device("meta"):
+        other = HiPPORNNConfig(d_state=6).build(4)
+    other.load_state_dict(mixer.state_dict(), assign=True)
+    x = torch.randn(2, 9, 4, dtype=torch.float64)
+    torch.testing.assert_close(other(x)[0], mixer(x)[0], rtol=0, atol=0)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import statewise as sw
 from statewise.operators import masks
+from statewise.operators.documents import document_rows
 
 LAYERS = (
     sw.Mamba2Config(d_state=4, d_head=4),
@@ -108,3 +109,17 @@ def test_lengths_cost_two_reads_however_many_layers() -> None:
             model(tokens, model.initial_state(2), **options)
         counts.append(reads.count)
     assert counts[1] - counts[0] <= 2
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@pytest.mark.parametrize("starts", [STARTS, torch.zeros(2, 9, dtype=torch.bool)], ids=["documents", "rows"])
+def test_documents_are_laid_out_whatever_the_default_device(starts: Tensor, lengths: Tensor | None) -> None:
+    """As under torch.set_default_device("cuda"): what it looks at is on the CPU, and so is all that it makes."""
+    given = masks.build_masks(torch.zeros(2, 9, 1), lengths, None)._replace(starts=starts)
+    want = document_rows(given, 2, 9)
+    with torch.device("meta"):
+        got = document_rows(given, 2, 9)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    empty = masks.Masks(starts=starts[:, :0])
+    with torch.device("meta"):
+        assert [rows.lengths.tolist() for rows in document_rows(empty, 2, 0)] == [[0, 0]]
