@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from statewise import kernels, native
@@ -39,7 +40,7 @@ def explain_stepping(model: LanguageModel) -> Stepping:
     device = model.embedding.weight.device
     if device.type == "cuda":
         unused = {"C": f"the model is on {device}"}
-        reason = _not_asked() or why_not_recorded(model)
+        reason = _not_asked(device) or why_not_recorded(model)
         if reason is not None:
             return Stepping(
                 "PyTorch", "each kernel of a step is launched from Python", {**unused, "CUDA graph": reason}
@@ -56,11 +57,12 @@ def explain_stepping(model: LanguageModel) -> Stepping:
     return Stepping("C", text, {**unused, "PyTorch": "several times slower"})
 
 
-def _not_asked() -> str | None:
-    """Why no graph is recorded, whatever the model: as our kernels, not before a GPU has run its tests."""
-    if kernels.backend.backend() == "triton" or (kernels.gpu.BY_DEFAULT and kernels.backend.backend() == "auto"):
+def _not_asked(device: torch.device) -> str | None:
+    """Why no graph is recorded on this card, whatever the model: as our kernels, where they were timed."""
+    wanted = kernels.backend.backend()
+    if wanted == "triton" or (wanted == "auto" and kernels.gpu.by_default(device)):
         return None
-    return 'no GPU has tested it yet; kernels.use("triton") asks for it'
+    return 'not yet timed on such a card; kernels.use("triton") asks for it'
 
 
 def stepping(
@@ -70,7 +72,7 @@ def stepping(
 
     Errors:  InputError for ``weights`` that this model cannot have.
     """
-    on_cuda = model.embedding.weight.device.type == "cuda"
+    device = model.embedding.weight.device
 
     def by_decoder(reader: LanguageModel, reading: Reading) -> Step:
         decoder = weights if isinstance(weights, Decoder) else Decoder(model, weights)
@@ -79,7 +81,7 @@ def stepping(
     def by_model(reader: LanguageModel, reading: Reading) -> Step:
         if weights is not None:
             reader = dequantised(model, str(weights)).eval()
-        wanted = on_cuda and n_tokens > WORTH_RECORDING and len(reading.logits) and _not_asked() is None
+        wanted = device.type == "cuda" and n_tokens > WORTH_RECORDING and len(reading.logits) and not _not_asked(device)
         if wanted and why_not_recorded(reader) is None:
             return partial(extend_by_one, StaticRun(reader, reading.state))
         return partial(extend, reader)

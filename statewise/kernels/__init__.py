@@ -77,7 +77,7 @@ def describe() -> list[KernelStatus]:
     for name, paths in _PATHS.items():
         triton = gpu.why_not_by_default(name)
         if wanted == "triton" and name in gpu.KERNELS and gpu.why_not() is None:
-            path = "Triton: chosen by name; compiled for eight GPUs and proved in an interpreter, not yet timed"
+            path = "Triton: chosen by name"
             others = dict.fromkeys(("C", "PyTorch"), "Triton was chosen by kernels.use or STATEWISE_KERNELS")
         elif wanted in ("torch", "triton") or native.why_not():
             asked = f"{'Triton' if wanted == 'triton' else 'PyTorch'} was chosen by kernels.use or STATEWISE_KERNELS"

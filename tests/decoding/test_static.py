@@ -212,7 +212,7 @@ def test_a_recorded_step_is_the_models(name: str, recwarn: pytest.WarningsRecord
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_generate_records_a_step(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
     model = build("all in one").to("cuda", dtype)
-    assert sw.explain(model).way == ("CUDA graph" if sw.kernels.gpu.BY_DEFAULT else "PyTorch")
+    assert sw.explain(model).way == ("CUDA graph" if sw.kernels.gpu.by_default(torch.device("cuda")) else "PyTorch")
     with sw.kernels.use("triton"):
         assert sw.explain(model).way == "CUDA graph"
         assert generated(model, temperature=0)

@@ -19,6 +19,7 @@ CARD = torch.device("cuda", 0)
 def with_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton and one card, as far as anyone asks."""
     monkeypatch.setattr(gpu, "why_not", lambda: None)
+    monkeypatch.setattr(gpu, "by_default", lambda device: False)
     monkeypatch.setattr(canary, "_key", lambda kernel, device: f"{kernel} on {device}")
     monkeypatch.setattr(canary, "_known", {"ssd on cuda:0": None, "rms_norm on cuda:0": "it is off by 1.0"})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -32,8 +33,8 @@ def test_a_card_tells_path_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with kernels.use("auto"):
         path, reason = on_card("ssd", CARD)
         assert path == "PyTorch"
-        assert reason.endswith("not yet by itself; checked on this card, its answers are those of PyTorch")
-        monkeypatch.setattr(gpu, "BY_DEFAULT", True)
+        assert reason.endswith("asks for it by name; checked on this card, its answers are those of PyTorch")
+        monkeypatch.setattr(gpu, "by_default", lambda device: True)
         assert on_card("linear_scan", CARD) == ("Triton", "checks itself before its first use")
     with kernels.use("triton"):
         assert on_card("ssd", CARD)[0] == "Triton"

@@ -49,6 +49,6 @@ def on_card(kernel: str, device: torch.device) -> tuple[str, str]:
         return "Triton", f"chosen by kernels.use or STATEWISE_KERNELS; {checked}"
     if wanted in ("torch", "c"):
         return "PyTorch", f'"{wanted}" was chosen by kernels.use or STATEWISE_KERNELS'
-    if gpu.BY_DEFAULT:
+    if gpu.by_default(device):
         return "Triton", checked
-    return "PyTorch", f"Triton runs where kernels.use asks for it by name, not yet by itself; {checked}"
+    return "PyTorch", f"not yet timed on such a card, so Triton runs where kernels.use asks for it by name; {checked}"
