@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from statewise.kernels.gpu import on_device_of, options, power_of_two
+from statewise.kernels.gpu import is_nvidia, on_device_of, options, power_of_two
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.selective_scan import pytorch
@@ -26,8 +26,10 @@ CHUNK = 32  # steps, as the operator keeps states
 # By the most states of a channel that they are for: the tile of a program, channels times states, or one channel; its
 # most channels; its warps; and the steps before they are needed that numbers are asked for. More states have the last
 AHEAD = {32: (128, 32, 1, 8), 256: (256, 32, 1, 4), 4096: (1024, 1, 4, 2)}
-BACK = {32: (256, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
-BACK_HEAVY = {**BACK, 32: (128, 32, 1, 2)}  # of more registers: exact, or with other than all of 2^k states, or OWN
+BACK = {32: (128, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
+# On Hopper, where it spills nothing, with half as many partial sums: not exact, 2^k states, and groups of channels
+BACK_WIDE = {**BACK, 32: (256, 32, 1, 2)}
+HOPPER = 9
 
 
 def refusal(given: Arguments) -> str | None:
@@ -64,7 +66,8 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
     given = _prepared(given)
     slope = plain_steps(grad_y)
     heavy = given.exact or given.B.shape[2] == given.u.shape[2] or n != given.A.shape[1]
-    tile, warps = _tile(BACK_HEAVY if heavy else BACK, given, chunk_length)
+    wide = not heavy and is_nvidia(given.u.device, HOPPER)
+    tile, warps = _tile(BACK_WIDE if wide else BACK, given, chunk_length)
     programs, sizes = _sizes(given, tile)
     b, _, d = given.u.shape
     device = given.u.device
@@ -170,14 +173,24 @@ def builds() -> list[Build]:
         outputs = pointers(bf16="y grad d_u d_dt d_gate", fp32="state kept")
         outputs |= pointers(fp32="grad_state d_A d_B d_C d_h0 d_D d_bias begun")
         every = {**given, **fixed, **outputs, **numbers(i32="rows grad_row grad_step")}
-        for kernel, configurations in (
-            (scan_forward, AHEAD),
-            (scan_backward, BACK_HEAVY if own or exact or n == 13 else BACK),
-        ):
+        launches: list[tuple[Any, dict[int, tuple[int, int, int, int]], tuple[str, ...] | None]]
+        launches = [(scan_forward, AHEAD, None), (scan_backward, BACK, None)]
+        if n == 16 and not (own or exact):
+            launches.append((scan_backward, BACK_WIDE, ("sm_90",)))
+        for kernel, configurations, targets in launches:
             tile, widest, warps, steps = _configuration(configurations, n)
             every |= {"WIDTH": min(widest, max(1, tile // fixed["N"])), "STEPS": steps}
             arguments = {key: every[key] for key in kernel.arg_names}
-            found.append(Build(kernel, arguments, warps, registers=REGISTERS, label=label))
+            found.append(
+                Build(
+                    kernel,
+                    arguments,
+                    warps,
+                    registers=REGISTERS,
+                    label=label + (", wide" if targets else ""),
+                    targets=targets,
+                )
+            )
     return found
 
 

@@ -3,7 +3,6 @@ sequences), or three launches backwards."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from statewise.kernels.gpu import on_device_of, options, pieces
+from statewise.kernels.gpu import is_nvidia, on_device_of, options, pieces
 from statewise.kernels.gpu.build import Build, descriptors, numbers, pointers
 from statewise.kernels.gpu.triton_products import product
 from statewise.kernels.ssd import pytorch
@@ -72,12 +71,9 @@ TILED = {
 }
 
 
-@functools.cache
 def has_descriptors(device: torch.device) -> bool:
     """Whether its tiles come through descriptors."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == HOPPER
+    return is_nvidia(device, HOPPER)
 
 
 def tiles_of(*inputs: Tensor) -> Tiles:
