@@ -1,7 +1,7 @@
 """The convolution and its adjoint in Triton: a program walks through some steps of some channels.
 
-It keeps the last steps in registers, so that each number is loaded once, in vectors. The gradients of the taps and the bias are summed over the steps of a program, and then over programs in their order:
-the same bits on every run.
+It keeps the last steps in registers, so that each number is loaded once, in vectors. The gradients of the taps and the
+bias are summed over the steps of a program, and then over programs in their order: the same bits on every run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.short_convolution import pytorch
 from statewise.kernels.stored import plain_steps
 
-# of a program the channels, the warps, and the steps that are loaded at one time. A thread has four channels, one vector
-# of what is stored, so that all that the backward keeps of them fits its registers; of more taps than that, it has one
+# Of a program the channels, the warps, and the steps that are loaded at one time. A thread has four channels, a vector
+# of what is stored, so that all that the backward keeps of them fits its registers; of more taps than few, it has one
 AHEAD = (256, 2, 4)
 BACK = (256, 2, 4)
 _FEW = 4
@@ -91,8 +91,8 @@ def convolution_backward(
     open = _zeros(TAPS - 1, WIDTH)
     if first == 0:
         _finish(
-            d_history + row * width * (TAPS - 1) + c, 0, TAPS - 1, grad, x, weights, segments, first, past, past_ids,
-            open, channel, length, width, grad_step_stride, step_stride, SILU, TAPS,
+            d_history + row * width * (TAPS - 1) + c, first, first, TAPS - 1, grad, x, weights, segments, first, past,
+            past_ids, open, channel, length, width, grad_step_stride, step_stride, SILU, TAPS,
         )  # fmt: skip
     sums = _zeros(TAPS + 1, WIDTH)
     for start in range(0, steps, AT_ONCE):
@@ -115,20 +115,19 @@ def convolution_backward(
         tl.store(partial + ((program * (TAPS + 1) + i) * width + c), sums[i], mask=channel)
     tl.store(partial + ((program * (TAPS + 1) + TAPS) * width + c), sums[TAPS], mask=channel)
     t = first + steps
-    s = t - (TAPS - 1)
     _finish(
-        dx + s * width, first - s, length - s, grad, x, weights, segments, t, past, past_ids, open, channel, length,
-        width, grad_step_stride, step_stride, SILU, TAPS,
+        dx, t - (TAPS - 1), first, length, grad, x, weights, segments, t, past, past_ids, open, channel, length, width,
+        grad_step_stride, step_stride, SILU, TAPS,
     )  # fmt: skip
 
 
 @triton.jit
 def _finish(
-    out, low, high, grad, x, weights, segments, t, past, past_ids, open, channel, length, width, grad_step_stride,
+    out, s, low, high, grad, x, weights, segments, t, past, past_ids, open, channel, length, width, grad_step_stride,
     step_stride, SILU: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Walks the TAPS - 1 steps from t, which make the gradients of those before whole, and stores numbers low to high
-    of these in ``out``."""
+    """Walks the TAPS - 1 steps from t, which make the gradients of those before whole, and stores these as steps s, ...
+    of ``out``, as far as they are from ``low`` on and before ``high``."""
     loaded, ids = _loaded(x, t, channel, length, step_stride, TAPS - 1), _ids(segments, t, length, TAPS - 1)
     grads = _loaded(grad, t, channel, length, grad_step_stride, TAPS - 1)
     for k in tl.static_range(TAPS - 1):
@@ -138,7 +137,7 @@ def _finish(
         slope = _slope(grads[k], weights, _of_segment(values, value_ids, segments, TAPS), SILU, TAPS)
         open = _opened(open, slope, weights, value_ids, segments, TAPS)
         whole = open[TAPS - 1].to(out.dtype.element_ty)
-        tl.store(out + k * width, whole, mask=channel & (k >= low) & (k < high))
+        tl.store(out + (s + k) * width, whole, mask=channel & (s + k >= low) & (s + k < high))
         past, past_ids, open = values[: TAPS - 1], value_ids[: TAPS - 1], open[: TAPS - 1]
 
 
@@ -314,7 +313,7 @@ def backward(
 
 
 def _shape(chosen: tuple[int, int, int], n_taps: int) -> tuple[int, int, int]:
-    width, warps, at_once = chosen
+    width, _, at_once = chosen
     return chosen if n_taps <= _FEW else (width, width // 32, at_once)
 
 
