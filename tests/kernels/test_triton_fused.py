@@ -29,7 +29,7 @@ OWN = {
     "convolution, several programs": convolution(1, 20, 130, 3, packed=True, silu=True, bias=True),
     "norm, wider than a block": norm(3, 1100),
     "norm, several shares": norm(30, 37),
-    "loss, a row of several blocks": loss(4, 3, 9000, "mean"),
+    "loss, a row of several blocks": loss(4, 3, 20000, "mean"),
     "loss, a whole row": loss(3, 3, 1000, "mean"),
     "gated norm, groups wider than a block": gated(3, 2200, n_groups=2, norm_before_gate=False),
     "gated norm, norm first, wider than a block": gated(3, 1025, n_groups=1, norm_before_gate=True),
