@@ -1,6 +1,6 @@
 """RMSNorm, with a gate or without, and its adjoint in Triton.
 
-One pass over x (and z) and one over x, z and dy for the gradients; where a group is too wide to stay in registers, the
+One pass over x (and z) and one over x, z and dy for the gradients; where a group is too wide to stay in registers, a
 second look at it finds it in the cache. The gradient of the weight is summed over the rows of a program, and then over
 programs in their order, which depend on the shapes alone: the same bits on every run.
 """
@@ -20,7 +20,9 @@ from statewise.kernels.rms_norm import pytorch
 from statewise.kernels.rms_norm.native import NO_GATE
 from statewise.kernels.stored import plain_rows
 
-_SHARES = 256  # of the rows, each with a gradient of the weight of its own
+# of the rows, each with a gradient of the weight of its own, among programs of 8 warps: two at one time on each of the
+# 132 processors of a large card, which is what the registers allow; of fewer warps there are more shares, of more fewer
+_SHARES = 264
 
 
 class Tile(NamedTuple):
@@ -32,114 +34,177 @@ class Tile(NamedTuple):
     whole: bool  # whether that is all of a group; else its features are walked through twice, the second time cached
 
 
-TILES = (Tile(2, 256, 2, True), Tile(2, 1024, 8, True), Tile(2, 1024, 16, False))
+TILES = (
+    Tile(4, 256, 2, True),
+    Tile(2, 1024, 4, True),
+    Tile(1, 2048, 4, True),
+    Tile(1, 4096, 8, True),
+    Tile(1, 8192, 16, True),
+    Tile(1, 4096, 8, False),
+)
+_WIDEST_GATED = 4096
 
 
 @triton.jit
 def norm_forward(
     x, z, weight, y, n_rows, x_stride, z_stride, width, inverse, eps,
-    GATE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    GATE: tl.constexpr, EIGHTHS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """x, z (n_rows, n_groups * width) of any stride; weight (n_groups * width,); y in rows side by side."""
+    if EIGHTHS:
+        x_stride, z_stride, width = _eighths(x_stride), _eighths(z_stride), _eighths(width)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * width
     total = tl.num_programs(1).to(tl.int64) * width
     is_row = rows < n_rows
-    squares = tl.zeros((ROWS, WIDTH), tl.float32)
-    for start in range(0, WIDTH if WHOLE else width, WIDTH):
-        column = start + tl.arange(0, WIDTH).to(tl.int64)
+    column = tl.arange(0, WIDTH).to(tl.int64)
+    if WHOLE:
         real = is_row[:, None] & (column < width)[None, :]
-        u = tl.load(x + rows[:, None] * x_stride + (first + column)[None, :], mask=real, other=0.0).to(tl.float32)
-        if GATE == 1:
-            raw = tl.load(z + rows[:, None] * z_stride + (first + column)[None, :], mask=real, other=0.0)
-            u = u * _silu(raw.to(tl.float32))
-        squares += u * u
-    r = tl.rsqrt(tl.sum(squares, 1) * inverse + eps)
-    for start in range(0, WIDTH if WHOLE else width, WIDTH):
-        column = start + tl.arange(0, WIDTH).to(tl.int64)
-        real = is_row[:, None] & (column < width)[None, :]
-        u = tl.load(x + rows[:, None] * x_stride + (first + column)[None, :], mask=real, other=0.0).to(tl.float32)
+        u = _load(x, rows, x_stride, first + column, real).to(tl.float32)
         w = tl.load(weight + first + column, mask=column < width, other=0.0).to(tl.float32)
-        out = u * r[:, None] * w[None, :]
         if GATE != 0:
-            raw = tl.load(z + rows[:, None] * z_stride + (first + column)[None, :], mask=real, other=0.0)
-            out = out * _silu(raw.to(tl.float32))
-        at = rows[:, None] * total + (first + column)[None, :]
-        tl.store(y + at, out.to(y.dtype.element_ty), mask=real)
+            gate = _silu(_load(z, rows, z_stride, first + column, real).to(tl.float32))
+            if GATE == 1:
+                u = u * gate
+        r = tl.rsqrt(tl.sum(u * u, 1) * inverse + eps)
+        out = u * r[:, None] * w[None, :]
+        if GATE == 2:
+            out = out * gate
+        tl.store(y + rows[:, None] * total + (first + column)[None, :], out.to(y.dtype.element_ty), mask=real)
+    else:
+        squares = tl.zeros((ROWS, WIDTH), tl.float32)
+        for start in range(0, width, WIDTH):
+            here = start + column
+            real = is_row[:, None] & (here < width)[None, :]
+            u = _load(x, rows, x_stride, first + here, real).to(tl.float32)
+            if GATE == 1:
+                u = u * _silu(_load(z, rows, z_stride, first + here, real).to(tl.float32))
+            squares += u * u
+        r = tl.rsqrt(tl.sum(squares, 1) * inverse + eps)
+        for start in range(0, width, WIDTH):
+            here = start + column
+            real = is_row[:, None] & (here < width)[None, :]
+            u = _load(x, rows, x_stride, first + here, real).to(tl.float32)
+            w = tl.load(weight + first + here, mask=here < width, other=0.0).to(tl.float32)
+            out = u * r[:, None] * w[None, :]
+            if GATE != 0:
+                out = out * _silu(_load(z, rows, z_stride, first + here, real).to(tl.float32))
+            tl.store(y + rows[:, None] * total + (first + here)[None, :], out.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def norm_backward(
     grad, x, z, weight, dx, dz, partial, n_rows, grad_stride, x_stride, z_stride, width, tiles, inverse, eps,
-    GATE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    GATE: tl.constexpr, EIGHTHS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """dx, dz as x, in rows side by side; partial (programs, n_groups * width), zeros: each of ``tiles * ROWS`` rows.
+    """dx, dz as x, in rows side by side; partial (programs, n_groups * width): each of ``tiles * ROWS`` rows. It has to
+    be of zeros unless a group is WHOLE.
 
     With u what is normed, n = r u and a = w dy (times a gate behind it): du = r (a - n mean(n a)).
     """
+    if EIGHTHS:
+        grad_stride, x_stride = _eighths(grad_stride), _eighths(x_stride)
+        z_stride, width = _eighths(z_stride), _eighths(width)
     share = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * width
     total = tl.num_programs(1).to(tl.int64) * width
-    d_weight = tl.zeros((WIDTH,), tl.float32)
-    for tile in range(0, tiles):
-        rows = (share * tiles + tile) * ROWS + tl.arange(0, ROWS).to(tl.int64)
-        is_row = rows < n_rows
-        squares = tl.zeros((ROWS, WIDTH), tl.float32)
-        along = tl.zeros((ROWS, WIDTH), tl.float32)
-        for start in range(0, WIDTH if WHOLE else width, WIDTH):
-            column = start + tl.arange(0, WIDTH).to(tl.int64)
-            real = is_row[:, None] & (column < width)[None, :]
-            u = tl.load(x + rows[:, None] * x_stride + (first + column)[None, :], mask=real, other=0.0).to(tl.float32)
-            a = tl.load(grad + rows[:, None] * grad_stride + (first + column)[None, :], mask=real, other=0.0)
-            a = a.to(tl.float32) * tl.load(weight + first + column, mask=column < width, other=0.0)[None, :]
-            if GATE != 0:
-                raw = tl.load(z + rows[:, None] * z_stride + (first + column)[None, :], mask=real, other=0.0)
-                gate = _silu(raw.to(tl.float32))
-                if GATE == 1:
-                    u = u * gate
-                else:
-                    a = a * gate
-            squares += u * u
-            along += u * a
-        r = tl.rsqrt(tl.sum(squares, 1) * inverse + eps)
-        mean = r * tl.sum(along, 1) * inverse
-        for start in range(0, WIDTH if WHOLE else width, WIDTH):
-            column = start + tl.arange(0, WIDTH).to(tl.int64)
-            inside = column < width
-            real = is_row[:, None] & inside[None, :]
-            x_ = tl.load(x + rows[:, None] * x_stride + (first + column)[None, :], mask=real, other=0.0).to(tl.float32)
-            g = tl.load(grad + rows[:, None] * grad_stride + (first + column)[None, :], mask=real, other=0.0)
-            g = g.to(tl.float32)
-            w = tl.load(weight + first + column, mask=inside, other=0.0).to(tl.float32)
-            at = rows[:, None] * total + (first + column)[None, :]
-            u = x_
-            outer = g
-            if GATE != 0:
-                raw = tl.load(z + rows[:, None] * z_stride + (first + column)[None, :], mask=real, other=0.0)
-                raw = raw.to(tl.float32)
-                sigmoid = tl.sigmoid(raw)
-                slope = sigmoid * (1.0 + raw * (1.0 - sigmoid))
-                if GATE == 1:
-                    u = x_ * (raw * sigmoid)
-                else:
-                    outer = g * (raw * sigmoid)
-            normed = u * r[:, None]
-            du = (outer * w[None, :] - normed * mean[:, None]) * r[:, None]
-            if GATE == 1:
-                tl.store(dz + at, (du * x_ * slope).to(dz.dtype.element_ty), mask=real)
-                du = du * (raw * sigmoid)
-            if GATE == 2:
-                tl.store(dz + at, (g * normed * w[None, :] * slope).to(dz.dtype.element_ty), mask=real)
-            tl.store(dx + at, du.to(dx.dtype.element_ty), mask=real)
-            here = tl.sum(outer * normed, 0)
-            if WHOLE:
-                d_weight += here
-            else:
-                so_far = partial + share * total + first + column
-                tl.store(so_far, tl.load(so_far, mask=inside, other=0.0) + here, mask=inside)
+    column = tl.arange(0, WIDTH).to(tl.int64)
+    so_far = partial + share * total + first + column
+    rows = share * tiles * ROWS + tl.arange(0, ROWS).to(tl.int64)
     if WHOLE:
-        column = tl.arange(0, WIDTH).to(tl.int64)
-        tl.store(partial + share * total + first + column, d_weight, mask=column < width)
+        inside = column < width
+        w = tl.load(weight + first + column, mask=inside, other=0.0).to(tl.float32)
+        d_weight = tl.zeros((WIDTH,), tl.float32)
+        real = (rows < n_rows)[:, None] & inside[None, :]
+        loaded = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + column, real, GATE)
+        for tile in range(0, tiles):
+            real = (rows < n_rows)[:, None] & inside[None, :]
+            at = rows[:, None] * total + (first + column)[None, :]
+            rows += ROWS
+            ahead = ((rows < n_rows) & (tile + 1 < tiles))[:, None] & inside[None, :]  # under way during this tile
+            then = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + column, ahead, GATE)
+            u, outer = _inner(loaded, GATE)
+            r = tl.rsqrt(tl.sum(u * u, 1) * inverse + eps)
+            mean = r * tl.sum(u * (outer * w[None, :]), 1) * inverse
+            d_weight += tl.sum(_store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE), 0)
+            loaded = then
+        tl.store(so_far, d_weight, mask=inside)
+    else:
+        for _ in range(0, tiles):
+            is_row = rows < n_rows
+            squares = tl.zeros((ROWS, WIDTH), tl.float32)
+            along = tl.zeros((ROWS, WIDTH), tl.float32)
+            for start in range(0, width, WIDTH):
+                here = start + column
+                real = is_row[:, None] & (here < width)[None, :]
+                loaded = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + here, real, GATE)
+                w = tl.load(weight + first + here, mask=here < width, other=0.0).to(tl.float32)
+                u, outer = _inner(loaded, GATE)
+                squares += u * u
+                along += u * (outer * w[None, :])
+            r = tl.rsqrt(tl.sum(squares, 1) * inverse + eps)
+            mean = r * tl.sum(along, 1) * inverse
+            for start in range(0, width, WIDTH):
+                here = start + column
+                real = is_row[:, None] & (here < width)[None, :]
+                loaded = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + here, real, GATE)
+                w = tl.load(weight + first + here, mask=here < width, other=0.0).to(tl.float32)
+                at = rows[:, None] * total + (first + here)[None, :]
+                d_weight = tl.sum(_store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE), 0)
+                d_weight += tl.load(so_far + start, mask=here < width, other=0.0)
+                tl.store(so_far + start, d_weight, mask=here < width)
+            rows += ROWS
+
+
+@triton.jit
+def _load(m, rows, stride, columns, real):
+    return tl.load(m + rows[:, None] * stride + columns[None, :], mask=real, other=0.0)
+
+
+@triton.jit
+def _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, columns, real, GATE: tl.constexpr):
+    """Of x, dy and, where there is a gate, z, as they are stored."""
+    found = (_load(x, rows, x_stride, columns, real), _load(grad, rows, grad_stride, columns, real))
+    if GATE != 0:
+        found = found + (_load(z, rows, z_stride, columns, real),)
+    return found
+
+
+@triton.jit
+def _inner(loaded, GATE: tl.constexpr):
+    """What is normed, and the gradient of what the norm gives, as multiplied by the weight."""
+    u, outer = loaded[0].to(tl.float32), loaded[1].to(tl.float32)
+    if GATE == 1:
+        u = u * _silu(loaded[2].to(tl.float32))
+    if GATE == 2:
+        outer = outer * _silu(loaded[2].to(tl.float32))
+    return u, outer
+
+
+@triton.jit
+def _store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE: tl.constexpr):
+    """Stores the gradients of x and z, and gives that of the weight in each row."""
+    u, outer = _inner(loaded, GATE)
+    normed = u * r[:, None]
+    du = (outer * w[None, :] - normed * mean[:, None]) * r[:, None]
+    if GATE != 0:
+        raw = loaded[2].to(tl.float32)
+        sigmoid = tl.sigmoid(raw)
+        slope = sigmoid * (1.0 + raw * (1.0 - sigmoid))
+        if GATE == 1:
+            d_gate = du * loaded[0].to(tl.float32)
+            du = du * (raw * sigmoid)
+        else:
+            d_gate = loaded[1].to(tl.float32) * normed * w[None, :]
+        tl.store(dz + at, (d_gate * slope).to(dz.dtype.element_ty), mask=real)
+    tl.store(dx + at, du.to(dx.dtype.element_ty), mask=real)
+    return outer * normed
+
+
+@triton.jit
+def _eighths(number):
+    """A number of which the launch has seen that it is a multiple of 8, so that the compiler loads whole vectors."""
+    return tl.multiple_of(number.to(tl.int64), 8)
 
 
 @triton.jit
@@ -147,8 +212,23 @@ def _silu(m):
     return m * tl.sigmoid(m)
 
 
-def tile_for(width: int) -> Tile:
-    return next((tile for tile in TILES if width <= tile.width), TILES[-1])
+def tiles_of(gate: int) -> tuple[Tile, ...]:
+    """A gate's gradients need so many registers that those of the widest whole group would spill."""
+    return TILES if gate == NO_GATE else tuple(tile for tile in TILES if tile.width <= _WIDEST_GATED)
+
+
+def tile_for(width: int, gate: int) -> Tile:
+    return next((tile for tile in tiles_of(gate) if width <= tile.width), TILES[-1])
+
+
+def _warps_back(tile: Tile, gate: int) -> int:
+    """A gate's gradients are much arithmetic, for which twice the warps have half of the registers' contents each."""
+    return tile.warps if gate == NO_GATE else 2 * tile.warps
+
+
+def are_eighths(*sizes: int) -> bool:
+    """Whether all rows begin at a whole vector; where sizes are multiples of 16, Triton sees that by itself."""
+    return all(size % 8 == 0 for size in sizes)
 
 
 def refusal(x: Tensor, weight: Tensor, eps: float) -> str | None:
@@ -173,12 +253,13 @@ def normed(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, gates = plain_rows(x), None if z is None else plain_rows(z)
     width = rows.shape[1] // n_groups
-    tile = tile_for(width)
+    tile = tile_for(width, gate)
+    strides = (rows.stride(0), 0 if gates is None else gates.stride(0))
     with on_device_of(x):
         norm_forward[(triton.cdiv(rows.shape[0], tile.rows), n_groups)](
-            rows, gates, weight.contiguous(), y, rows.shape[0], rows.stride(0), 0 if gates is None else gates.stride(0),
-            width, 1 / width, eps,
-            GATE=gate, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width, num_warps=tile.warps,
+            rows, gates, weight.contiguous(), y, rows.shape[0], *strides, width, 1 / width, eps,
+            GATE=gate, EIGHTHS=are_eighths(width, *strides), WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
+            num_warps=tile.warps,
         )  # fmt: skip
     return y
 
@@ -191,15 +272,18 @@ def gradients(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dz = None if z is None else torch.empty(z.shape, dtype=z.dtype, device=z.device)
     n_rows, width = rows.shape[0], rows.shape[1] // n_groups
-    tile = tile_for(width)
-    tiles = triton.cdiv(triton.cdiv(n_rows, tile.rows), _SHARES)
+    tile = tile_for(width, gate)
+    warps = _warps_back(tile, gate)
+    tiles = triton.cdiv(triton.cdiv(n_rows, tile.rows), max(1, _SHARES * 8 // warps))
     shares = triton.cdiv(n_rows, tile.rows * tiles)
-    partial = torch.zeros(shares, rows.shape[1], dtype=torch.float32, device=x.device)
+    make = torch.empty if tile.whole else torch.zeros
+    partial = make(shares, rows.shape[1], dtype=torch.float32, device=x.device)
+    strides = (slope.stride(0), rows.stride(0), 0 if gates is None else gates.stride(0))
     with on_device_of(x):
         norm_backward[(shares, n_groups)](
-            slope, rows, gates, weight.contiguous(), dx, dz, partial, n_rows, slope.stride(0), rows.stride(0),
-            0 if gates is None else gates.stride(0), width, tiles, 1 / width, eps,
-            GATE=gate, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width, num_warps=tile.warps,
+            slope, rows, gates, weight.contiguous(), dx, dz, partial, n_rows, *strides, width, tiles, 1 / width, eps,
+            GATE=gate, EIGHTHS=are_eighths(width, *strides), WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
+            num_warps=warps,
         )  # fmt: skip
     return dx, dz, partial.sum(0)
 
@@ -214,11 +298,11 @@ def builds_with(gate: int) -> list[Build]:
     back = {**given, **pointers(bf16="grad dx", fp32="partial"), "dz": given["z"]}
     back |= numbers(i32="grad_stride tiles")
     found = []
-    for tile in TILES:
-        fixed = {"WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
+    for tile in tiles_of(gate):
+        fixed = {"EIGHTHS": True, "WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
         label = f"{GATES[gate]}{tile.rows} x {tile.width}{'' if tile.whole else ' of more'}"
         found.append(Build(norm_forward, {**ahead, **fixed}, tile.warps, label=label))
-        found.append(Build(norm_backward, {**back, **fixed}, tile.warps, label=label))
+        found.append(Build(norm_backward, {**back, **fixed}, _warps_back(tile, gate), label=label))
     return found
 
 
