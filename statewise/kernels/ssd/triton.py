@@ -321,11 +321,14 @@ def samples(device: torch.device) -> list[tuple[Any, ...]]:
 
 
 def _large_sample(device: torch.device, n: int) -> Arguments:
-    """What tiles of n states divide: two heads of 64 that share B and C, three documents, and an end within a tile."""
-    b, length, h, p, g = 2, 150, 2, 64, 1
-    x = torch.linspace(-40, 30, b * length * h * p, device=device).sin().view(b, length, h, p)
-    B = torch.linspace(-9, 70, b * length * g * n, device=device).cos().view(b, length, g, n) / 8
-    state = torch.linspace(-1, 1, b * h * p * n, device=device).view(b, h, p, n)
+    """What tiles of n states divide: heads of 64 that share B and C, enough of them to fill a card, for programs that get
+    in each other's way to be seen; documents, and an end within a tile."""
+    b, length, h, p, g = 4, 150, 64, 64, 1
+    waves = [(torch.arange(size, device=device) % 9973 * 0.37).sin() for size in (h * p, g * n, h * p * n)]
+    turns = (torch.arange(b * length, device=device) * 0.11).cos().view(b, length, 1)
+    x = (turns * waves[0]).view(b, length, h, p)
+    B = (turns.flip(1) + waves[1]).view(b, length, g, n) / 8
+    state = waves[2].expand(b, -1).reshape(b, h, p, n)
     ids = (torch.arange(length, device=device) // 67).expand(b, length)
     steps, skip = x[..., 1].abs(), x[0, 0, :, 0]
     C = B.flip(1)
