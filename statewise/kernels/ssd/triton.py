@@ -321,8 +321,8 @@ def samples(device: torch.device) -> list[tuple[Any, ...]]:
 
 
 def _large_sample(device: torch.device, n: int) -> Arguments:
-    """What tiles of n states divide: heads of 64 that share B and C, enough of them to fill a card, for programs that get
-    in each other's way to be seen; documents, and an end within a tile."""
+    """What tiles of n states divide: heads of 64 that share B and C, so many that programs fill a card and could get in
+    each other's way; documents, and an end within a tile."""
     b, length, h, p, g = 4, 150, 64, 64, 1
     waves = [(torch.arange(size, device=device) % 9973 * 0.37).sin() for size in (h * p, g * n, h * p * n)]
     turns = (torch.arange(b * length, device=device) * 0.11).cos().view(b, length, 1)
