@@ -39,6 +39,7 @@ KERNELS: tuple[str, ...] = (
     "linear_cross_entropy",
     "vandermonde",
     "cauchy",
+    "step",
 )
 
 
