@@ -34,7 +34,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "one tap": ((sw.Mamba2Config(d_head=16, d_state=16, n_taps=1),), {}),
     "a hybrid": ((PLAIN, ATTENTION, PLAIN, sw.MambaConfig(d_state=4), PLAIN), {}),
     "an MLP behind it": ((sw.BlockConfig(mixer=PLAIN, mlp=sw.MLPConfig(expand=2), norm="rms_offset"),), {}),
-    "a cap": ((PLAIN,), {"logit_cap": 2.0}),
+    "a cap": ((PLAIN,), {"logit_cap": 20.0}),
     "another head": ((PLAIN,), {"norm": "layer", "logit_scale": 0.5, "d_embedding": 8}),
 }
 
@@ -103,7 +103,7 @@ def test_steps_by_kernels_are_the_models(name: str, dtype: torch.dtype, batch: i
         assert run._kernels is not None, "it fell back"
     assert [leaf.data_ptr() for leaf in tree_leaves(run.passing_state())] == addresses, "in place"
     for got, want in zip(tree_leaves(run.passing_state().layers), tree_leaves(state.layers), strict=True):
-        if got.shape == want.shape:  # buffers of keys and values have other room
+        if got.shape == want.shape and got.is_floating_point():  # an attention's buffers, and where its slots begin
             assert_near(got, want, tolerance)
     assert run.passing_state().position.equal(state.position)
 

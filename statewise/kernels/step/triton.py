@@ -68,7 +68,8 @@ def norm_matvec(
     (n_rows, k), n_out = x.shape, len(weight)
     tile = tile or tile_for(n_out, k, weight.element_size(), n_rows)
     if shift is None or not shift.inputs.numel():
-        taps, programs, state, sizes = 1, 0, (None, None), (0, 0, 0, 0)
+        taps, programs, sizes = 1, 0, (0, 0, 0, 0)
+        state: tuple[Tensor | None, ...] = (None, None)
     else:
         width = shift.inputs.shape[2]
         programs = triton.cdiv(width, _CHANNELS)
