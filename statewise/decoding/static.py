@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from statewise.decoding.gpu_layers import by_kernels
 from statewise.decoding.histories import check_positions
 from statewise.decoding.static_history import (
     copied_with_room,
+    histories,
     restarted,
     room,
     with_histories,
@@ -38,6 +40,9 @@ class StaticRun:
     do not take part in, or with which documents begin, is a second graph. A history without a window doubles when it is
     full, and the step is recorded again.
 
+    Where Triton is asked for, layers that have kernels of a step take them (gpu_layers.py). The first such step is held
+    against the modules', and if the two differ, you get a warning, and the modules go on.
+
     recorder: makes a graph of a step; None: the model is called each time, on the same tensors
     Shapes:   tokens: (batch, 1) int64, ids of the vocabulary   ->   logits (batch, vocabulary), float32 or wider
     Cost:     all rows together read every weight once; the states are written twice. Memory: a copy of the state.
@@ -57,6 +62,7 @@ class StaticRun:
         self._logits = torch.zeros(batch, model.config.vocab_size, dtype=dtype, device=self._device)
         self._state = copied_with_room(model, state)
         self._room = room(self._state)
+        self._kernels = by_kernels(model, self._state)
         self._programs: dict[bool, Callable[[], None]] = {}
 
     def passing_state(self) -> LanguageModelState:
@@ -89,6 +95,10 @@ class StaticRun:
 
     def _first(self, masked: bool) -> Callable[[], None]:
         """Takes a step as it is taken for the first time; how the next ones are."""
+        if self._kernels is not None and not masked:
+            found = self._first_by_kernels()
+            if found is not None:
+                return found
         compute, advance = partial(self._compute, masked), partial(self._advance, masked)
         if self._recorder is None:
             advance()
@@ -110,6 +120,48 @@ class StaticRun:
             stacklevel=2,
         )
         return advance
+
+    def _first_by_kernels(self) -> Callable[[], None] | None:
+        """The same with the kernels of a step; None, and the state as it was, if they differ from the modules."""
+        want = self._compute(False)
+        kept = self._kept()
+
+        def rehearse() -> None:  # which writes over the state
+            self._advance_by_kernels()
+            self._restore(kept)
+
+        try:
+            step: Callable[[], None] = self._advance_by_kernels
+            if self._recorder is not None:
+                step = self._recorder(self._advance_by_kernels, rehearse, self._device)
+            step()
+            reason = self._fault(want)
+        except Exception as error:  # whatever Triton, its compiler or the driver raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if reason is None:
+            return step
+        self._restore(kept)
+        self._kernels = None
+        warnings.warn(
+            f"decoding takes the layers' modules, not the kernels of a step: {reason}", RuntimeWarning, stacklevel=2
+        )
+        return None
+
+    def _advance_by_kernels(self) -> None:
+        assert self._kernels is not None
+        with nothing_read():
+            after = self._kernels(self._tokens, with_histories(self._state), logits=self._logits)
+        self._commit(self._logits, self._own(without_histories(after), False))
+
+    def _kept(self) -> list[Tensor | None]:
+        """Copies of the state; None of keys and values, of which a step writes to slots that nothing has looked at."""
+        spared = {id(m) for history in histories(self._state) for m in (history.keys, history.values)}
+        return [None if id(leaf) in spared else leaf.clone() for leaf in tree_leaves(self._state)]
+
+    def _restore(self, kept: list[Tensor | None]) -> None:
+        for leaf, copy in zip(tree_leaves(self._state), kept, strict=True):
+            if copy is not None:
+                leaf.copy_(copy)
 
     def _fault(self, want: tuple[Tensor, LanguageModelState]) -> str | None:
         """How what a replay has left behind differs from what it should be; None if it does not."""
@@ -154,7 +206,8 @@ class StaticRun:
         return _unflatten(found, self._state)
 
     def _commit(self, logits: Tensor, after: LanguageModelState) -> None:
-        self._logits.copy_(logits)
+        if logits is not self._logits:
+            self._logits.copy_(logits)
         for old, new in zip(tree_leaves(self._state), tree_leaves(after), strict=True):
             if new is not old:
                 old.copy_(new)

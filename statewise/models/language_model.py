@@ -191,15 +191,18 @@ class LanguageModel(Model):
         if any(block.mixer.reads_embedding for block in self.blocks):
             masks = masks._replace(embedded=x)
         x, states = self._through(x, None if state is None else state.layers, masks)
+        x = self.behind_layers(x)
+        if state is None:
+            return x, None
+        return x, LanguageModelState(advance(state.position, tokens, masks), states)
+
+    def behind_layers(self, x: Tensor) -> Tensor:
+        """What ``head`` reads, (batch, length, d_model or d_embedding), of what the last layer gave."""
         if self.norm is not None:
             x = self.norm(x)
         if self.embedding_out is not None:
             x = self.embedding_out(x)
-        if self.config.logit_scale != 1.0:
-            x = x * self.config.logit_scale
-        if state is None:
-            return x, None
-        return x, LanguageModelState(advance(state.position, tokens, masks), states)
+        return x if self.config.logit_scale == 1.0 else x * self.config.logit_scale
 
     def _embed(self, tokens: Tensor, state: LanguageModelState | None, masks: Masks) -> Tensor:
         """The embedding of the tokens, with that of their positions."""

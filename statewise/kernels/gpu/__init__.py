@@ -40,6 +40,7 @@ KERNELS: tuple[str, ...] = (
     "linear_cross_entropy",
     "vandermonde",
     "cauchy",
+    "step",
 )
 
 
