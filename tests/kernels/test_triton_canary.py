@@ -26,7 +26,7 @@ from statewise.kernels.ssd import ssd, ssd_reference
 pytestmark = needs_interpreter
 CPU = torch.device("cpu")
 MUTANTS = {  # the file, and what is written instead of what
-    "a lost mask of SSD": ("ssd/triton_kernels", "return tl.where(lower, tl.exp", "return tl.where(lower >= 0, tl.exp"),
+    "a lost mask of SSD": ("ssd/triton_kernels", "q[:, None] >= q[None, :], gap", "q[:, None] >= 0 * q[None, :], gap"),
     "a dropped decay of SSD": ("ssd/triton_kernels", "h = h * across + dot", "h = h + dot"),
     "a dropped decay of the scan": ("selective_scan/triton_kernels", "_passed(a * h, ", "_passed(h, "),
     "a lost mask of the convolution": ("short_convolution/triton", "if segments is not None:", "if False:"),
