@@ -4,6 +4,9 @@ It keeps the last steps in registers, so that each number is loaded once, in vec
 bias are summed over the steps of a program, and then over programs in their order: the same bits on every run.
 """
 
+# mypy: disable-error-code=assignment
+# Tuples grow where Triton unrolls a loop, and have a type of their own at each step.
+
 from __future__ import annotations
 
 import math
@@ -347,7 +350,7 @@ def builds() -> list[Build]:
         (3, None, False, False),
         (9, None, True, False),
     ):
-        given = {**pointers(bf16="x", fp32="taps history bias"), **sizes, "segments": segments}
+        given: dict[str, Any] = {**pointers(bf16="x", fp32="taps history bias"), **sizes, "segments": segments}
         given |= {"TAPS": taps, "SILU": silu, "EIGHTHS": eighths}
         label = f"{taps} taps{', SiLU' if silu else ''}{', packed' if segments else ''}"
         width, warps, at_once = _shape(AHEAD, taps)
