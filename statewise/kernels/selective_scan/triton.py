@@ -26,6 +26,7 @@ CHUNK = 32  # steps, as the operator keeps states
 # By the most states of a channel that they are for: the tile of a program, channels times states, or one channel; its
 # most channels; its warps; and the steps before they are needed that numbers are asked for. More states have the last
 AHEAD = {32: (128, 32, 1, 8), 256: (256, 32, 1, 4), 4096: (1024, 1, 4, 2)}
+AHEAD_PADDED = {**AHEAD, 32: (128, 32, 1, 4)}  # of more registers: other than 2^k states
 BACK = {32: (128, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
 # On Hopper, where it spills nothing, with half as many partial sums: not exact, 2^k states, and groups of channels
 BACK_WIDE = {**BACK, 32: (256, 32, 1, 2)}
@@ -45,7 +46,7 @@ def forward(given: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chu
     n = state.shape[2]
     given = _prepared(given)
     kept = checkpoints if checkpoints.shape[1] else None
-    tile, warps = _tile(AHEAD, given, chunk_length)
+    tile, warps = _tile(AHEAD if n == given.A.shape[1] else AHEAD_PADDED, given, chunk_length)
     programs, sizes = _sizes(given, tile)
     last = state if tile["N"] == n else given.h0.new_empty(given.h0.shape)
     with on_device_of(y):
@@ -174,7 +175,7 @@ def builds() -> list[Build]:
         outputs |= pointers(fp32="grad_state d_A d_B d_C d_h0 d_D d_bias begun")
         every = {**given, **fixed, **outputs, **numbers(i32="rows grad_row grad_step")}
         launches: list[tuple[Any, dict[int, tuple[int, int, int, int]], tuple[str, ...] | None]]
-        launches = [(scan_forward, AHEAD, None), (scan_backward, BACK, None)]
+        launches = [(scan_forward, AHEAD_PADDED if n == 13 else AHEAD, None), (scan_backward, BACK, None)]
         if n == 16 and not (own or exact):
             launches.append((scan_backward, BACK_WIDE, ("sm_90",)))
         for kernel, configurations, targets in launches:
