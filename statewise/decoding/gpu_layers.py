@@ -129,7 +129,7 @@ def by_kernels(model: LanguageModel, state: LanguageModelState) -> Step | None:
 def _in_force(weight: Tensor) -> bool:
     """Whether Triton's kernels are asked for, and can run where the model is, in its numbers."""
     device = weight.device.type
-    asked = backend() == "triton" or (backend() == "auto" and gpu.BY_DEFAULT and device == "cuda")
+    asked = backend() == "triton" or (backend() == "auto" and gpu.by_default(weight.device))
     there = device == "cuda" or (device == "cpu" and gpu.interprets())
     narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
     plain = not is_exact() and not torch.is_autocast_enabled(device)
