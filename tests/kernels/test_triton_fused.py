@@ -12,6 +12,7 @@ from interpreted import TOLERANCE, compare, needs_interpreter
 from statewise.kernels.gpu import module
 from statewise.kernels.linear_cross_entropy.pytorch import NO_TARGET
 from statewise.kernels.linear_cross_entropy.pytorch import rows as by_pytorch
+from statewise.kernels.rms_norm import rms_norm, rms_norm_reference
 
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory", "in_triton")]
 
@@ -61,3 +62,10 @@ def test_losses_of_logits_that_are_no_numbers(vocab: int) -> None:
     assert losses[5:].isnan().all()
     assert slope[5:].isnan().all()
     torch.testing.assert_close(rows(logits, targets, None), losses, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [300, 9000])
+def test_norms_without_an_epsilon(width: int) -> None:
+    """Rows that a program has behind the last are zeros, whose norm would be infinite."""
+    x, weight = torch.randn(3, width).requires_grad_(), torch.randn(width).requires_grad_()
+    compare(lambda *m: rms_norm(*m, eps=0.0), lambda *m: rms_norm_reference(*m, eps=0.0), [x, weight], 1e-5)

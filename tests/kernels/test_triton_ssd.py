@@ -91,6 +91,22 @@ def test_descriptors_of_views_that_are_not_contiguous(descriptors: None) -> None
     assert not tiles(packed[..., 1:129].unflatten(2, (2, 64)), B, C).ahead[0].tiled, "columns that are not aligned"
 
 
+def test_descriptors_of_states_that_begin_anywhere(descriptors: None) -> None:
+    x, log_a, B, C, h0 = (m.detach() for m in case((1, 70, 2, 64, 1, 64), False, torch.bfloat16))
+    elsewhere = torch.empty(h0.numel() + 1)[1:].view(h0.shape).copy_(h0)
+    assert elsewhere.data_ptr() % 16
+    check([m.requires_grad_() for m in (x, log_a, B, C, elsewhere)], None, TOLERANCE[torch.bfloat16])
+
+
+def test_no_descriptor_of_rows_over_each_other(descriptors: None) -> None:
+    """As the gradient of a sum over time or rows has them: strides of 0."""
+    x, _, B, C, _ = (m.detach() for m in case((2, 70, 2, 64, 1, 64), False, torch.bfloat16))
+    assert tiles(x, B, C, x).ahead[0].tiled
+    assert not tiles(x, B, C, x[:, :1].expand(-1, 70, -1, -1)).ahead[0].tiled
+    assert not tiles(x[:1].expand(2, -1, -1, -1), B, C).ahead[0].tiled
+    assert tiles(x[:1, :1].expand(1, 1, -1, -1), B[:1, :1], C[:1, :1]).ahead[0].tiled, "one step has no stride"
+
+
 def test_descriptors_in_pieces(descriptors: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "processors", lambda device: 10)
     monkeypatch.setattr("statewise.kernels.ssd.triton._LEAST_CHUNKS", 1)

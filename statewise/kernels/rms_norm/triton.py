@@ -118,13 +118,15 @@ def norm_backward(
         real = (rows < n_rows)[:, None] & inside[None, :]
         loaded = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + column, real, GATE)
         for tile in range(0, tiles):
-            real = (rows < n_rows)[:, None] & inside[None, :]
+            is_row = rows < n_rows
+            real = is_row[:, None] & inside[None, :]
             at = rows[:, None] * total + (first + column)[None, :]
             rows += ROWS
             ahead = ((rows < n_rows) & (tile + 1 < tiles))[:, None] & inside[None, :]  # under way during this tile
             then = _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, first + column, ahead, GATE)
             u, outer = _inner(loaded, GATE)
-            r = tl.rsqrt(tl.sum(u * u, 1) * inverse + eps)
+            # of a row that is not there 1: with eps = 0 it would be infinite, and 0 times that is no number
+            r = tl.where(is_row, tl.rsqrt(tl.sum(u * u, 1) * inverse + eps), 1.0)
             mean = r * tl.sum(u * (outer * w[None, :]), 1) * inverse
             d_weight += tl.sum(_store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE), 0)
             loaded = then
@@ -142,7 +144,7 @@ def norm_backward(
                 u, outer = _inner(loaded, GATE)
                 squares += u * u
                 along += u * (outer * w[None, :])
-            r = tl.rsqrt(tl.sum(squares, 1) * inverse + eps)
+            r = tl.where(is_row, tl.rsqrt(tl.sum(squares, 1) * inverse + eps), 1.0)
             mean = r * tl.sum(along, 1) * inverse
             for start in range(0, width, WIDTH):
                 here = start + column

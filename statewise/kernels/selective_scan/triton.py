@@ -107,7 +107,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
         d_gate,
         d_bias.sum(0),
     )
-    gradients: list[Any] = [None if m is None else g.contiguous() for m, g in zip(shapes, found)]
+    gradients: list[Any] = [None if m is None or g is None else g.contiguous() for m, g in zip(shapes, found)]
     return Gradients(*gradients)
 
 

@@ -16,7 +16,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "each", "programs", "chunks"])
 def scan_forward(
     u, dt, A, B, C, h0, D, gate, dt_bias, segments, y, state, kept,
     length, d, each, programs, chunks, u_row, u_step, dt_row, dt_step, gate_row, gate_step,
@@ -50,7 +50,7 @@ def scan_forward(
     whole = length // STEPS
     now = ()
     for j in tl.static_range(STEPS):
-        now = now + (_read(at, by, tl.minimum(nothing + j, length - 1), inside, gate, segments, n, N),)
+        now = now + (_read(at, by, tl.minimum(nothing + j, length - 1), inside, gate, segments, n, N),)  # type: ignore[assignment]
     for part in range(0, whole):
         t = (nothing + part) * STEPS
         if kept is None:
@@ -63,7 +63,7 @@ def scan_forward(
             h, before, out = _step(now[j], h, before, rate, real, skip, bias, D, gate, segments, n, N, SOFTPLUS, EXACT)
             tl.store(at_y + (t + j) * d, out.to(y.dtype.element_ty), mask=channel)
             # asked for where the numbers of this step are no longer needed, whose registers they can have
-            then = then + (_read(at, by, following + j, inside, gate, segments, n, N),)
+            then = then + (_read(at, by, following + j, inside, gate, segments, n, N),)  # type: ignore[assignment]
         now = then
     for step in range(whole * STEPS, length):
         t = nothing + step
@@ -77,7 +77,7 @@ def scan_forward(
     tl.store(state + at_state, h, mask=channel[:, None] & (i >= 0)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "each", "programs", "chunks", "rows"])
 def scan_backward(
     grad, grad_state, kept, u, dt, A, B, C, D, gate, dt_bias, segments,
     d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, begun,
@@ -139,7 +139,7 @@ def scan_backward(
         now = ()
         for j in tl.static_range(STEPS):
             t = begin + tl.minimum(nothing + j, count - 1)
-            now = now + (_read(at, by, t, inside, gate, segments, n, N),)
+            now = now + (_read(at, by, t, inside, gate, segments, n, N),)  # type: ignore[assignment]
         parts = (count - 1) // STEPS  # before the last
         for part in range(0, parts):
             tl.store(at_begun + part * by_begun, h)
@@ -149,7 +149,7 @@ def scan_backward(
                 h, before, _ = _step(
                     now[j], h, before, rate, real, skip, bias, None, None, segments, n, N, SOFTPLUS, EXACT
                 )
-                then = then + (_read(at, by, following + j, inside, gate, segments, n, N),)
+                then = then + (_read(at, by, following + j, inside, gate, segments, n, N),)  # type: ignore[assignment]
             now = then
         tl.store(at_begun + parts * by_begun, h)
         for step in range(whole * STEPS, count):
@@ -174,16 +174,16 @@ def scan_backward(
         now, slopes = (), ()
         for j in tl.static_range(STEPS):
             t_j = tl.minimum(t + j, begin + count - 1)
-            now = now + (_read(at, by, t_j, inside, gate, segments, n, N),)
-            slopes = slopes + (tl.load(at_grad + t_j * by_grad),)
+            now = now + (_read(at, by, t_j, inside, gate, segments, n, N),)  # type: ignore[assignment]
+            slopes = slopes + (tl.load(at_grad + t_j * by_grad),)  # type: ignore[assignment]
         for part in range(0, whole):
             t = begin + (whole - 1 - part) * STEPS
             earlier = tl.maximum(whole - 2 - part, 0)
             then, slopes_then = (), ()
             for j in tl.static_range(STEPS):
                 t_j = begin + earlier * STEPS + j
-                then = then + (_read(at, by, t_j, inside, gate, segments, n, N),)
-                slopes_then = slopes_then + (tl.load(at_grad + t_j * by_grad),)
+                then = then + (_read(at, by, t_j, inside, gate, segments, n, N),)  # type: ignore[assignment]
+                slopes_then = slopes_then + (tl.load(at_grad + t_j * by_grad),)  # type: ignore[assignment]
             h_then = tl.load(at_begun + earlier * by_begun)
             before_then = _before(at, begin + earlier * STEPS, segments)
             g, sums = _back(
@@ -217,10 +217,10 @@ def _back(
         delta = _delta(raw, bias, SOFTPLUS)
         a = tl.exp2(delta[:, None] * (rate * LOG2_E))
         passes = now == before
-        kept = kept + (h,)
-        decays = decays + (a,)
-        deltas = deltas + (delta,)
-        passing = passing + (passes,)
+        kept = kept + (h,)  # type: ignore[assignment]
+        decays = decays + (a,)  # type: ignore[assignment]
+        deltas = deltas + (delta,)  # type: ignore[assignment]
+        passing = passing + (passes,)  # type: ignore[assignment]
         h = _passed(a * h, passes, segments) + _added(delta, rate, x.to(tl.float32), keys, EXACT)
         if n != N:
             h = tl.where(real, h, 0.0)

@@ -17,7 +17,7 @@ from statewise.kernels.gpu.triton_products import dot
 from statewise.kernels.ssd.triton_kernels import decays_of, load_state, scaled, store_state, tile, within_chunk
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "heads", "per_group", "chunks"])
 def states_and_gradients(
     grad, grad_state, x, B, C, coarse, fine, steps, h0, before, after, d_h0,
     length, heads, per_group, width, states, chunks, grad_row, grad_step, x_row, x_step, B_row, B_step, C_row, C_step,
@@ -80,7 +80,7 @@ def _walk(
     return h
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "heads", "per_group", "chunks"])
 def of_heads(
     grad, x, B, C, coarse, fine, steps, D, before, after, d_x, d_log_a, d_dt, d_D,
     length, heads, per_group, width, states, chunks, grad_row, grad_step, x_row, x_step, B_row, B_step, C_row, C_step,
@@ -182,7 +182,7 @@ def of_heads(
     tl.store(d_log_a + at_step, crossing, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "heads", "per_group", "chunks"])
 def of_groups(
     grad, x, B, C, coarse, fine, steps, before, after, d_B, d_C,
     length, heads, per_group, width, states, chunks, grad_row, grad_step, x_row, x_step, B_row, B_step, C_row, C_step,

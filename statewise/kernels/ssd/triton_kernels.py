@@ -17,7 +17,7 @@ import triton.language as tl
 from statewise.kernels.gpu.triton_products import dot
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "heads", "padded", "chunks"])
 def sums_of_decays(
     log_a, dt, segments, coarse, fine, steps, length, heads, padded, chunks, Q: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +54,7 @@ def sums_of_decays(
         tl.store(steps + to, tl.load(dt + at, mask=inside, other=0.0), mask=real_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "length", "heads", "per_group", "n_pieces", "chunks"])
 def sweep(
     x, B, C, coarse, fine, steps, start, D, y, last, decay,
     rows, length, heads, per_group, width, states, n_pieces, chunks, x_row, x_step, B_row, B_step, C_row, C_step,
@@ -127,7 +127,7 @@ def sweep(
         store_state(last, h, of_head.to(tl.int64), first_p, first_n, width, states, TILED, P, N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_pieces"])
 def chain_pieces(h0, ends, decay, start, size, n_pieces, BLOCK: tl.constexpr):
     """start of all pieces (as sweep has it), from h0 (b * heads, size) and from what each piece adds and keeps."""
     of_head = tl.program_id(0).to(tl.int64)
