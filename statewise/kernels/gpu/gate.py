@@ -3,9 +3,9 @@
     python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--jobs 4]
 
 The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
-spills, its shared memory fits the card, its products are matrix instructions, and every offset has 64 bits from the
-first product on. Time it cannot tell, nor what the assembler gets wrong: the former needs a GPU, the latter is the
-canary's (canary.py).
+spills, its shared memory fits the card, its products are matrix instructions, every offset has 64 bits from the first
+product on, and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it cannot tell, nor
+what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 from statewise.kernels.gpu import KERNELS, interprets, module, why_not
 from statewise.kernels.gpu.build import Build
+from statewise.kernels.gpu.machine_code import overwritten_factors
 
 KIB = 1024
 # of each target what a program may have of shared memory: NVIDIA, CUDA C++ programming guide, table of technical
@@ -81,12 +82,14 @@ def inspect(kernel: str, build: Build, target: str) -> Found:
         fault = f"does not compile: {str(error).strip().splitlines()[-1]}"
         return Found(kernel, build.name, build.label, target, 0, 0, 0, 0, (fault,))
     text = str(built.asm["amdgcn" if is_amd else "ptx"])
-    registers, spills = _amd(text) if is_amd else _nvidia(built.asm["cubin"])
+    registers, spills, overwritten = (*_amd(text), 0) if is_amd else _nvidia(built.asm["cubin"], target == "sm_90")
     products = len(_MATRIX.findall(text))
     shared = int(built.metadata.shared)
     faults = []
     if spills:
         faults.append(f"{spills} registers spill")
+    if overwritten:
+        faults.append(f"{overwritten} products whose left factor may be overwritten while they run")
     if shared > SHARED[target]:
         faults.append(f"{shared:,} bytes of shared memory, and the card has {SHARED[target]:,}")
     if build.products and not products:
@@ -115,8 +118,9 @@ def _amd(text: str) -> tuple[int, int]:
     return found["vgpr_count"], max(found["vgpr_spill_count"], found["private_segment_fixed_size"] // 4)
 
 
-def _nvidia(cubin: bytes) -> tuple[int, int]:
-    """Registers, and instructions that load or store local memory."""
+def _nvidia(cubin: bytes, whole_groups: bool) -> tuple[int, int, int]:
+    """Registers, instructions that load or store local memory, and what machine_code.py finds in the products of whole
+    warp groups, which Hopper has."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -124,8 +128,10 @@ def _nvidia(cubin: bytes) -> tuple[int, int]:
         Path(file.name).write_bytes(cubin)
         usage = _output(tools / "cuobjdump", "--dump-resource-usage", file.name)
         registers, stack = (int(n) for n in re.findall(r"(?:REG|STACK):(\d+)", usage)[:2])
-        code = _output(tools / "nvdisasm", file.name) if stack else ""  # nothing spills without a stack
-    return registers, len(re.findall(r"\b(?:LDL|STL)\b", code))
+        # nothing spills without a stack
+        code = _output(tools / "nvdisasm", "-c", file.name) if stack or whole_groups else ""
+    spills = len(re.findall(r"\b(?:LDL|STL)\b", code))
+    return registers, spills, overwritten_factors(code) if whole_groups else 0
 
 
 def _output(*command: Any) -> str:
