@@ -165,7 +165,7 @@ def _load(m, rows, stride, columns, real):
 
 @triton.jit
 def _operands(grad, x, z, rows, grad_stride, x_stride, z_stride, columns, real, GATE: tl.constexpr):
-    """Of x, dy and, where there is a gate, z, as they are stored."""
+    """Numbers of x, dy and, where there is a gate, z, as they are stored."""
     found = (_load(x, rows, x_stride, columns, real), _load(grad, rows, grad_stride, columns, real))
     if GATE != 0:
         found = found + (_load(z, rows, z_stride, columns, real),)  # type: ignore[assignment]

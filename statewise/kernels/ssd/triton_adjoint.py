@@ -230,7 +230,7 @@ def _gathered(
     OF_KEYS: tl.constexpr, TILED: tl.constexpr, PRODUCT: tl.constexpr,
     Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of all heads of a group the gradient of the scores, and what the states (their gradients OF_KEYS) add."""
+    """The gradient of the scores, and what the states (their gradients OF_KEYS) add, over all heads of a group."""
     q = tl.arange(0, Q)
     first = chunk * Q
     d_scores = tl.zeros((Q, Q), tl.float32)

@@ -45,7 +45,7 @@ def tile_for(n_out: int, k: int, itemsize: int, n_rows: int) -> Tile:
 
 
 def _limit(tile: Tile) -> int | None:
-    """Of registers: so many programs of 16 warps may have, and would get half as many, and spill, if none is stated."""
+    """How many registers programs of 16 warps may have. Without a number they would get half as many, and spill."""
     return 128 if tile.warps == 16 else None
 
 
@@ -87,7 +87,7 @@ def norm_matvec(
 
 
 def state_tile(n_rows: int, heads: int, d_head: int, d_state: int) -> tuple[int, int, int]:
-    """Of a head's width, of its states, and warps: as much as leaves every processor a program."""
+    """How much of a head's width and states a program has, and its warps: as leaves every processor a program."""
     n = power_of_two(d_state, 16)
     p = min(power_of_two(d_head, 4), max(4, _STATE // n))
     while p > 4 and n_rows * heads * triton.cdiv(d_head, p) < _PROGRAMS:
