@@ -150,7 +150,7 @@ def _decode(name: str, batch: int, settings: Settings) -> dict[str, Any]:
             "share_of_bandwidth": timing.share(n_bytes, limits(device, settings.quick)[0], taken),
         }
 
-    with torch.inference_mode(), backend.use("torch" if device.type == "cpu" else "auto"):
+    with torch.inference_mode(), backend.use("torch" if device.type == "cpu" else "triton"):
         if device.type == "cuda" and found["why_not_a_graph"] is None:
             run = StaticRun(model, state)
             told("graph", lambda: run.step(tokens))
