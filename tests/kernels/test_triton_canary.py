@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 MUTANTS = {  # the file, and what is written instead of what
     "a lost mask of SSD": ("ssd/triton_kernels", "q[:, None] >= q[None, :], gap", "q[:, None] >= 0 * q[None, :], gap"),
     "a dropped decay of SSD": ("ssd/triton_kernels", "h = h * across + dot", "h = h + dot"),
-    "a dropped decay of the scan": ("selective_scan/triton_kernels", "_passed(a * h, ", "_passed(h, "),
-    "a lost mask of the convolution": ("short_convolution/triton", "if segments is not None:", "if False:"),
+    "a dropped decay of the scan": ("selective_scan/triton_kernels", "passed_on(a * h, ", "passed_on(h, "),
+    "a lost mask of the convolution": ("short_convolution/triton_kernels", "if segments is not None:", "if False:"),
     "a lost mean of the norm": ("rms_norm/triton", "normed * mean[:, None]) * r", "normed) * r"),
     "a softmax without its largest": ("linear_cross_entropy/triton", "total * tl.exp(before - base)", "total"),
     "a slope without its target": ("linear_cross_entropy/triton", "own[:, None], 1.0, 0.0)", "own[:, None], 0.0, 0.0)"),

@@ -29,6 +29,7 @@ from statewise.kernels.backend import backend
 # Capabilities of the NVIDIA cards that have run the tests of all of these kernels as they are, and on which they were
 # timed: there tensors go to Triton where nothing was asked for. None yet: an H200 has run the tests of earlier forms
 MEASURED: tuple[tuple[int, int], ...] = ()
+HOPPER = 9  # the capability of cards whose descriptors feed products of whole warp groups
 KERNELS: tuple[str, ...] = (
     "rms_norm",
     "gated_rms_norm",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from statewise.kernels.gpu import on_device_of
 from statewise.kernels.gpu.build import Build, numbers, pointers
+from statewise.kernels.gpu.triton_vectors import are_eighths, eighths
 from statewise.kernels.rms_norm import pytorch
 from statewise.kernels.rms_norm.native import NO_GATE
 from statewise.kernels.stored import plain_rows
@@ -52,7 +53,7 @@ def norm_forward(
 ):  # fmt: skip
     """x, z (n_rows, n_groups * width) of any stride; weight (n_groups * width,); y in rows side by side."""
     if EIGHTHS:
-        x_stride, z_stride, width = _eighths(x_stride), _eighths(z_stride), _eighths(width)
+        x_stride, z_stride, width = eighths(x_stride), eighths(z_stride), eighths(width)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * width
     total = tl.num_programs(1).to(tl.int64) * width
@@ -103,8 +104,8 @@ def norm_backward(
     With u what is normed, n = r u and a = w dy (times a gate behind it): du = r (a - n mean(n a)).
     """
     if EIGHTHS:
-        grad_stride, x_stride = _eighths(grad_stride), _eighths(x_stride)
-        z_stride, width = _eighths(z_stride), _eighths(width)
+        grad_stride, x_stride = eighths(grad_stride), eighths(x_stride)
+        z_stride, width = eighths(z_stride), eighths(width)
     share = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * width
     total = tl.num_programs(1).to(tl.int64) * width
@@ -204,12 +205,6 @@ def _store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE: tl.constexpr):
 
 
 @triton.jit
-def _eighths(number):
-    """A number of which the launch has seen that it is a multiple of 8, so that the compiler loads whole vectors."""
-    return tl.multiple_of(number.to(tl.int64), 8)
-
-
-@triton.jit
 def _silu(m):
     return m * tl.sigmoid(m)
 
@@ -226,11 +221,6 @@ def tile_for(width: int, gate: int) -> Tile:
 def _warps_back(tile: Tile, gate: int) -> int:
     """A gate's gradients are much arithmetic, for which twice the warps have half of the registers' contents each."""
     return tile.warps if gate == NO_GATE else 2 * tile.warps
-
-
-def are_eighths(*sizes: int) -> bool:
-    """Whether all rows begin at a whole vector; where sizes are multiples of 16, Triton sees that by itself."""
-    return all(size % 8 == 0 for size in sizes)
 
 
 def refusal(x: Tensor, weight: Tensor, eps: float) -> str | None:

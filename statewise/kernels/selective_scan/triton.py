@@ -13,12 +13,13 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from statewise.kernels.gpu import is_nvidia, on_device_of, options, power_of_two
+from statewise.kernels.gpu import HOPPER, is_nvidia, on_device_of, options, power_of_two
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.selective_scan import pytorch
 from statewise.kernels.selective_scan.signature import Arguments, Gradients
-from statewise.kernels.selective_scan.triton_kernels import scan_backward, scan_forward
+from statewise.kernels.selective_scan.triton_adjoint import scan_backward
+from statewise.kernels.selective_scan.triton_kernels import scan_forward
 from statewise.kernels.stored import plain_steps
 
 REGISTERS = 255
@@ -30,7 +31,6 @@ AHEAD_PADDED = {**AHEAD, 32: (128, 32, 1, 4)}  # of more registers: other than 2
 BACK = {32: (128, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
 # On Hopper, where it spills nothing, with half as many partial sums: not exact, 2^k states, and groups of channels
 BACK_WIDE = {**BACK, 32: (256, 32, 1, 2)}
-HOPPER = 9
 
 
 def refusal(given: Arguments) -> str | None:

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from statewise.kernels.gpu import is_nvidia, on_device_of, options, pieces
+from statewise.kernels.gpu import HOPPER, is_nvidia, on_device_of, options, pieces
 from statewise.kernels.gpu.build import Build, descriptors, numbers, pointers
 from statewise.kernels.gpu.triton_products import product
 from statewise.kernels.ssd import pytorch
@@ -22,7 +22,6 @@ REGISTERS = 255  # of a thread at most
 _CHAINED = 1024  # numbers of a state that a program chains
 _SUMMED = 16  # heads of a program that sums decays
 _LEAST_CHUNKS = 16  # of a piece
-HOPPER = 9  # the capability of cards whose descriptors feed products of whole warp groups
 
 
 class Tile(NamedTuple):
