@@ -73,7 +73,7 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._stopping
 
     def submit(self, jobs: Sequence[Job], *, goes_on: bool = False) -> None:
         """All of them, or none. goes_on: whether they take the places of others of their request, which have ended
@@ -81,9 +81,9 @@ class Engine:
         Errors:  RequestError if too many wait.
         """
         room = self.config.rows + self.config.max_waiting
-        if not self.is_alive:
-            raise RequestError("the server is stopping; ask another one", status=503)
         with self._lock:
+            if not self.is_alive:
+                raise RequestError("the server is stopping; ask another one", status=503)
             if len(jobs) > room:
                 raise RequestError(f"a request may ask for {room} sequences at most here; it asks for {len(jobs)}")
             if not goes_on and self._n_open + len(jobs) > room:
@@ -94,7 +94,7 @@ class Engine:
                     retry_after=1.0,
                 )
             self._n_open += len(jobs)
-        self._commands.put(lambda: self._waiting.extend(jobs))
+            self._commands.put(lambda: self._waiting.extend(jobs))
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Nobody waits for them any more: their rows are free for others."""
@@ -119,13 +119,24 @@ class Engine:
                 while not self._stopping:
                     self._turn()
         except BaseException as error:  # a mistake of ours: health says so, and nobody waits for ever
-            self._stopping = True
             log.exception("the engine has stopped")
             reason = error if isinstance(error, Exception) else RequestError("the server was stopped", status=503)
-            self._fail([*self._waiting, *self._reading, *self._writing], reason)
-        for job in (*self._waiting, *self._reading, *self._writing):
+            self._fail(self._unanswered(), reason)
+        for job in self._unanswered():
             self._end(job, "cancelled")
         self._send()
+
+    def _unanswered(self) -> list[Job]:
+        """Stops, and returns the jobs that wait for an answer. None comes after them: submit looks at _stopping,
+        and puts its jobs into the queue, under the same lock."""
+        with self._lock:
+            self._stopping = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command()
+        return [*self._waiting, *self._reading, *self._writing]
 
     def _turn(self) -> None:
         self._take_commands()

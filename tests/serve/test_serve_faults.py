@@ -12,7 +12,8 @@ from served_models import TOKENIZER, build, serving, text_of, written
 
 from statewise.generation import read
 from statewise.serve.drawing import drawn
-from statewise.serve.job import Job, Writing
+from statewise.serve.errors import RequestError
+from statewise.serve.job import Failed, Job, Writing
 from statewise.serve.rows import DecoderRows
 
 ASKED: dict[str, Any] = {"model": "small", "prompt": "x", "max_tokens": 9, "seed": 1}
@@ -71,3 +72,30 @@ def test_an_engine_that_stops_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.post("/v1/completions", json=ASKED).status_code == 500
         assert client.get("/health").status_code == 503
         assert client.post("/v1/completions", json=ASKED).status_code == 503
+
+
+def test_whoever_hears_of_the_end_finds_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a job that came while the engine failed is answered, and none is taken afterwards."""
+    events: list[Any] = []
+    alive: list[bool] = []
+    with serving(build()) as (server, client):
+        engine = server.engine
+        send = engine._send
+
+        def fail() -> None:
+            engine.submit([Job(ids=np.array([1, 2]), sink=events.append, seed=1, n_top=None)])
+            raise MemoryError
+
+        def send_and_look() -> None:
+            send()
+            alive.append(engine.is_alive)
+
+        monkeypatch.setattr(engine, "_admit", fail)
+        monkeypatch.setattr(engine, "_send", send_and_look)
+        assert client.post("/v1/completions", json=ASKED).status_code == 500
+        engine._thread.join(timeout=60)
+        assert [type(event) for event in events] == [Failed]
+        assert alive == [False]
+        with pytest.raises(RequestError, match="stopping"):
+            engine.submit([Job(ids=np.array([1]), sink=events.append, seed=1, n_top=None)])
+        assert engine.counts() == {"reading": 0, "writing": 0, "waiting": 0}
