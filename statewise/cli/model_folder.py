@@ -29,8 +29,8 @@ from statewise.data.tokenizers import (
     load_tokenizer,
     require_same_tokenizer,
 )
-from statewise.decoding import dequantised, refusal
-from statewise.errors import CheckpointError, ConfigError, InputError
+from statewise.decoding import check_weights, dequantised, refusal
+from statewise.errors import CheckpointError, ConfigError
 from statewise.generation.opening import open_tokenizer
 from statewise.models.base import Model
 from statewise.models.forecaster import Forecaster
@@ -122,9 +122,7 @@ class ModelFolder:
         Errors:  ConfigError if it is not a language model; InputError for an unknown precision, and for a model
                  without a step in C, which cannot decode with such weights.
         """
-        reason = refusal(self.language_model)
-        if reason is not None:
-            raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+        check_weights(self.language_model, weights)
         return replace(self, model=dequantised(self.language_model, weights))
 
     @cached_property

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from statewise.kernels import gpu
-from statewise.kernels.backend import backend
 from statewise.kernels.exact import is_exact
-from statewise.kernels.step.pytorch import Layer, Norm, Shift
+from statewise.kernels.step.pytorch import IntegerMatrix, Layer, Norm, Shift
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.mamba2 import Mamba2, Mamba2State
 from statewise.mixers.projection import Linear
 from statewise.mixers.rms_norm import RMSNorm
 from statewise.models.block import Block
 from statewise.models.head import Head
+from statewise.models.integer_blocks import IntegerBlocks
 from statewise.models.language_model import LanguageModel, LanguageModelState
+from statewise.models.quantised import QuantisedTensor
 from statewise.operators.masks import NO_MASKS
 
 
@@ -50,7 +51,7 @@ class Step(NamedTuple):
             after.append(layer)
         if self.head_by_kernel:
             assert isinstance(model.norm, RMSNorm)
-            gpu.module("step").norm_matvec(_row(x), _norm(model.norm), model.head.weight, out=logits)
+            gpu.module("step").norm_matvec(_row(x), _norm(model.norm), _stored(model.head.weight), out=logits)
             if model.head.cap is not None:
                 logits.div_(model.head.cap).tanh_().mul_(model.head.cap)
         else:
@@ -66,7 +67,7 @@ def step_block(block: Block, x: Tensor, state: Mamba2State) -> Tensor:
     assert mixer.norm is not None
     row, first, last = _row(x), mixer.in_proj, mixer.out_proj
     projected = torch.empty(len(row), len(first.weight), dtype=row.dtype, device=row.device)
-    kernels.norm_matvec(row, _norm(before), first.weight, first.bias, out=projected)
+    kernels.norm_matvec(row, _norm(before), _stored(first.weight), first.bias, out=projected)
     convolution, dynamics = mixer.convolution, mixer.dynamics
     layer = Layer(
         convolution.weight,
@@ -81,13 +82,23 @@ def step_block(block: Block, x: Tensor, state: Mamba2State) -> Tensor:
     u = kernels.mamba2_step(projected, inputs, state.ssm.h, layer)
     norm = Norm(mixer.norm.weight, mixer.norm.eps, mixer.norm.n_groups)
     shift = Shift(inputs, projected, mixer.d_inner)
-    y = kernels.norm_matvec(u, norm, last.weight, last.bias, row, shift, out=torch.empty_like(row))
+    y = kernels.norm_matvec(u, norm, _stored(last.weight), last.bias, row, shift, out=torch.empty_like(row))
     x = y.unsqueeze(1)
     return x if block.mlp is None else block._through_mlp(x, x, NO_MASKS)
 
 
 def _row(x: Tensor) -> Tensor:
     return x[:, -1].contiguous()
+
+
+def _stored(weight: Tensor) -> Tensor | IntegerMatrix:
+    """What a kernel reads of it."""
+    return weight.blocks.matrix if isinstance(weight, QuantisedTensor) else weight  # type: ignore[attr-defined]
+
+
+def _is_read(*weights: Tensor) -> bool:
+    """Whether a kernel reads these as they are stored: not those that are quantised as a file has them."""
+    return all(not isinstance(m, QuantisedTensor) or isinstance(m.blocks, IntegerBlocks) for m in weights)
 
 
 def _norm(norm: RMSNorm) -> Norm:
@@ -120,6 +131,7 @@ def by_kernels(model: LanguageModel, state: LanguageModelState) -> Step | None:
         and type(model.head) is Head
         and model.embedding_out is None
         and model.config.logit_scale == 1.0
+        and _is_read(model.head.weight)
         and model.head.weight.is_contiguous()
         and model.head.weight.shape[1] <= kernels.MAX_K
     )
@@ -128,12 +140,9 @@ def by_kernels(model: LanguageModel, state: LanguageModelState) -> Step | None:
 
 def _in_force(weight: Tensor) -> bool:
     """Whether Triton's kernels are asked for, and can run where the model is, in its numbers."""
-    device = weight.device.type
-    asked = backend() == "triton" or (backend() == "auto" and gpu.by_default(weight.device))
-    there = device == "cuda" or (device == "cpu" and gpu.interprets())
     narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    plain = not is_exact() and not torch.is_autocast_enabled(device)
-    return asked and there and narrow and plain and gpu.why_not() is None
+    plain = not is_exact() and not torch.is_autocast_enabled(weight.device.type)
+    return gpu.in_force(weight.device) and narrow and plain
 
 
 def has_kernels(block: Block, state: Any) -> bool:
@@ -153,7 +162,8 @@ def has_kernels(block: Block, state: Any) -> bool:
         and given.n_taps <= kernels.MAX_TAPS
         and max(mixer.d_model, mixer.d_inner) <= kernels.MAX_K
     )
-    plain = all(type(part) is Linear for part in (mixer.in_proj, mixer.out_proj))  # not quantised, no adapters
+    plain = all(type(part) is Linear for part in (mixer.in_proj, mixer.out_proj))  # no adapters
+    plain = plain and _is_read(mixer.in_proj.weight, mixer.out_proj.weight)
     if not (published and plain and type(mixer.norm) is GatedRMSNorm and isinstance(state, Mamba2State)):
         return False
     dtype = mixer.in_proj.weight.dtype

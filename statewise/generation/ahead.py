@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise import kernels
-from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.decoding import Decoder, check_weights, why_not, with_weights
 from statewise.errors import InputError
 from statewise.generation.stepping import WORTH_PACKING
 from statewise.models.evaluation_mode import evaluation_mode
@@ -64,13 +64,10 @@ def reading_ahead(
         return weights.ahead
     on_cuda = model.embedding.weight.device.type == "cuda"
     if weights is not None:
-        check_precision(weights, None)
-        reason = refusal(model)
-        if reason is not None:
-            raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+        check_weights(model, weights)
     wanted = weights is not None or (n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch")
     if wanted and not on_cuda and why_not(model) is None:
         return Decoder(model, weights).ahead
-    reader = model if weights is None else dequantised(model, weights).eval()
+    reader = model if weights is None else with_weights(model, weights)
     reader = freeze(reader) if has_operators_to_prepare(reader) else reader
     return lambda state, most: ModelAhead(reader, state, most)

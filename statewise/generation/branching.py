@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from statewise.decoding import Decoder, dequantised
+from statewise.decoding import Decoder, with_weights
 from statewise.generation.reading import Reading, behind_one, copied
 from statewise.generation.stepping import Step, wants_decoder
 from statewise.mixers.attention_state import AttentionState
@@ -97,7 +97,7 @@ class Branching:
             decoder = weights if isinstance(weights, Decoder) else Decoder(self._model, weights)
             return decoder.branches(state, self.n)
         if self._weights is not None:
-            reader = dequantised(self._model, str(self._weights)).eval()
+            reader = with_weights(self._model, str(self._weights))
         return ModelBranches(reader, state, self.n)
 
     def steps(self, reader: LanguageModel, reading: Reading) -> Step:

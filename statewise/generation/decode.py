@@ -82,7 +82,7 @@ def generate(
 
     weights: the precision of the matrices for the tokens after the first: "float32", "bfloat16", "int8", "int4", or a
         :class:`~statewise.decoding.Decoder` that you made of this model. The model itself reads the prompt. By default
-        they are as the model has them.
+        they are as the model has them. On a GPU see :func:`~statewise.decoding.narrowed`.
 
     draft: a smaller model with the same vocabulary, for speculative decoding: it drafts ``draft_tokens`` tokens (4),
         which the model reads in one step, and of which those stay that it might have written itself. ``temperature=0``
@@ -103,9 +103,9 @@ def generate(
     each token, which is several times faster. This needs a second copy of the weights, which is made at the start. So
     without ``weights`` it is only used for more than 16 tokens, and not under ``kernels.use("torch")``.
 
-    On a GPU each token is one CUDA graph of all layers, for more than 32 tokens; the weights are as the model has them
-    (``model.to(torch.bfloat16)`` halves what is read). It needs a second copy of the state, and is recorded before the
-    second token. ``sw.explain(model)`` says which way is used and why.
+    On a GPU each token is one CUDA graph of all layers, for more than 32 tokens (``model.to(torch.bfloat16)`` halves
+    what is read). It needs a second copy of the state, and is recorded before the second token.
+    ``sw.explain(model)`` says which way is used and why.
 
     The model's vocabulary may be larger than the tokenizer's, as published models pad theirs. Ids that the tokenizer
     does not have are then never drawn: their logits are minus infinity. The log-probabilities that you get still count
@@ -120,8 +120,8 @@ def generate(
     Cost:    one ``model`` call for every chunk of the prompt and every token but the last; constant memory and time
              per token, however many, if every mixer's state is bounded; keeping the tokens keeps only the last state.
     Errors:  InputError, before anything is computed, for an option out of its range, an empty prompt, ids outside the
-             vocabulary, a tokenizer with a larger one, a state of another batch, and ``weights`` for a model with a
-             layer that has no step in C; later, if logits are not finite.
+             vocabulary, a tokenizer with a larger one, a state of another batch, and ``weights`` for a model on the
+             CPU with a layer that has no step in C; later, if logits are not finite.
     """
     try:
         sampling = Sampling(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise import kernels, native
-from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.decoding import Decoder, check_weights, why_not, with_weights
 from statewise.decoding.static import StaticRun, why_not_recorded
 from statewise.errors import InputError
 from statewise.generation.reading import Reading, extend, extend_by_one
@@ -59,8 +59,7 @@ def explain_stepping(model: LanguageModel) -> Stepping:
 
 def _not_asked(device: torch.device) -> str | None:
     """Why no graph is recorded on this card, whatever the model: as our kernels, where they were timed."""
-    wanted = kernels.backend.backend()
-    if wanted == "triton" or (wanted == "auto" and kernels.gpu.by_default(device)):
+    if kernels.gpu.asked_on(device):
         return None
     return 'not yet timed on such a card; kernels.use("triton") asks for it'
 
@@ -80,7 +79,7 @@ def stepping(
 
     def by_model(reader: LanguageModel, reading: Reading) -> Step:
         if weights is not None:
-            reader = dequantised(model, str(weights)).eval()
+            reader = with_weights(model, str(weights))
         wanted = device.type == "cuda" and n_tokens > WORTH_RECORDING and len(reading.logits) and not _not_asked(device)
         if wanted and why_not_recorded(reader) is None:
             return partial(extend_by_one, StaticRun(reader, reading.state))
@@ -106,8 +105,5 @@ def wants_decoder(model: LanguageModel, weights: str | Decoder | None, n_tokens:
         worth = n_tokens > WORTH_PACKING or is_quantised(model)  # which a call of the model unpacks for each token
         wanted = not on_cuda and worth and kernels.backend.backend() != "torch"
         return wanted and why_not(model) is None
-    check_precision(weights, None)
-    reason = refusal(model)
-    if reason is not None:
-        raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+    check_weights(model, weights)
     return native.available() and not on_cuda

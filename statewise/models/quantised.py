@@ -1,5 +1,5 @@
-"""A weight that stays in the few bits in which it was published: to PyTorch a float32 tensor, which is made for each
-use and thrown away after it."""
+"""A weight that stays in few bits, those in which it was published or those of a step on a GPU: to PyTorch a plain
+tensor, which is made for each use and thrown away after it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from statewise.errors import InputError
 from statewise.native import memory
 
-PIECE = 2**18  # numbers that are unpacked at once: they stay in the second cache or near it
 aten = torch.ops.aten
 
 
@@ -40,7 +39,10 @@ class Integers(NamedTuple):
 
 
 class Blocks(ABC):
-    """A matrix as a file has it. kind: of its blocks, as "Q4_K"; ``bits`` and ``group`` as :class:`Integers`."""
+    """A matrix in few bits. kind: of its blocks, as "Q4_K"; ``bits`` and ``group`` as :class:`Integers`.
+
+    device, dtype: of the tensor that PyTorch sees
+    """
 
     kind: str
     shape: tuple[int, int]
@@ -48,10 +50,17 @@ class Blocks(ABC):
     bits: int
     group: int
     has_offsets: bool
+    device = torch.device("cpu")
+    dtype = torch.float32
+    at_once = 2**18  # numbers that are unpacked in a piece: they stay in the second cache or near it
 
     @abstractmethod
     def widened(self, rows: slice | Tensor) -> Tensor:
-        """These rows in float32; a tensor: of ids, of any shape."""
+        """These rows in ``dtype``; a tensor: of ids, of any shape."""
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x W^T + bias from the bits as they are; None: W has to be widened."""
+        return None
 
     @abstractmethod
     def integers(self, rows: slice) -> Integers:
@@ -63,7 +72,7 @@ class Blocks(ABC):
 
     def pieces(self) -> Iterator[slice]:
         """Slices of the rows, in multiples of 16, that are not too large."""
-        n_rows = max(16, PIECE // self.shape[1] // 16 * 16)
+        n_rows = max(16, self.at_once // self.shape[1] // 16 * 16)
         for first in range(0, self.shape[0], n_rows):
             yield slice(first, min(first + n_rows, self.shape[0]))
 
@@ -105,12 +114,13 @@ class _Part(Blocks):
 
 
 class QuantisedTensor(Tensor):
-    """float32 numbers (rows, columns) that are held as ``blocks``, or several matrices of as many rows each, one below
+    """Numbers (rows, columns) that are held as ``blocks``, or several matrices of as many rows each, one below
     the other there: (n, rows, columns). Every operation on it gets a plain tensor, made for it alone; an
     embedding gets its rows. It has no gradient, and nothing can be written to it.
 
     n:       of the matrices; None: one, and no axis for it
-    Cost:    of an operation the memory of the matrix in float32, and the time to unpack it
+    Cost:    of an operation the memory of the whole matrix, and the time to unpack it, but for a linear map whose
+             blocks have a product of their own
     """
 
     blocks: Blocks
@@ -121,8 +131,8 @@ class QuantisedTensor(Tensor):
         made: QuantisedTensor = Tensor._make_wrapper_subclass(
             cls,
             blocks.shape if n is None else (n, n_rows // n, n_columns),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+            dtype=blocks.dtype,
+            device=blocks.device,
             requires_grad=False,
         )
         made.blocks = blocks
@@ -142,11 +152,15 @@ class QuantisedTensor(Tensor):
         return _again(self.blocks, self.n, isinstance(self, nn.Parameter))
 
     def widened(self) -> Tensor:
-        """A plain float32 tensor of the same values."""
-        out = memory.empty(*self.blocks.shape, dtype=torch.float32)
+        """A plain tensor of the same values."""
+        out = memory.room_for(torch.empty(self.blocks.shape, dtype=self.dtype, device=self.device))
         for rows in self.blocks.pieces():
             out[rows] = self.blocks.widened(rows)
         return out.view(self.shape)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """What ``statewise.kernels.linear`` asks first; see :meth:`Blocks.product`."""
+        return self.blocks.product(x, bias) if self.ndim == 2 else None
 
     def matrices(self) -> list[QuantisedTensor]:
         """Those of several, each by itself."""

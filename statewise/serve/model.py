@@ -9,7 +9,7 @@ import numpy as np
 
 from statewise import kernels
 from statewise.data.tokenizers import Tokenizer
-from statewise.decoding import Decoder, check_precision, dequantised, refusal, why_not
+from statewise.decoding import Decoder, check_weights, why_not, with_weights
 from statewise.errors import DataError, InputError, excerpt
 from statewise.generation.chat_text import ChatText, n_agreeing
 from statewise.generation.decode import document_token_of
@@ -22,6 +22,7 @@ from statewise.kernels.exact.owner import exact_in
 from statewise.mixers.attention import Attention
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
+from statewise.models.quantised import QuantisedTensor
 from statewise.serve.rows import DecoderRows, ModelRows, Rows
 from statewise.serve.token_names import TokenNames
 
@@ -68,23 +69,22 @@ class ServedModel:
         self._decoder: Decoder | None = None
         self._writer = self.reader
         if weights is not None:
-            check_precision(weights, None)
             if is_exact() or exact_in(model):
                 raise InputError(f"weights={weights!r}: exact mode reads by the model itself; leave weights out")
-            if (reason := refusal(model)) is not None:
-                raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+            check_weights(model, weights)
         if self.device.type == "cpu" and kernels.backend.backend() != "torch" and why_not(model) is None:
             self._decoder = Decoder(model, weights)
         elif weights is not None:
-            self._writer = dequantised(model, weights).eval()
+            self._writer = with_weights(model, weights)
         self.names = TokenNames(tokenizer)
 
     @property
     def precision(self) -> str:
         """How the matrices are stored for the tokens that are written."""
-        return (
-            str(self.model.head.weight.dtype).removeprefix("torch.") if self._decoder is None else self._decoder.weights
-        )
+        if self._decoder is not None:
+            return self._decoder.weights
+        head = self._writer.head.weight
+        return head.blocks.kind if isinstance(head, QuantisedTensor) else str(head.dtype).removeprefix("torch.")
 
     @property
     def longest(self) -> int | None:

@@ -14,12 +14,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from written_models import ids_of
 
 import statewise as sw
-from statewise.decoding import static
+from statewise.decoding import dequantised, static, with_weights
 from statewise.decoding.static import StaticRun, why_not_recorded
 from statewise.decoding.static_history import histories
 from statewise.errors import InputError
 from statewise.generation import generate, stepping
 from statewise.models.presets import PRESETS
+from statewise.models.quantised import is_quantised
 
 VOCABULARY = 11
 HYBRIDS = {
@@ -217,4 +218,17 @@ def test_generate_records_a_step(dtype: torch.dtype, recwarn: pytest.WarningsRec
         assert sw.explain(model).way == "CUDA graph"
         assert generated(model, temperature=0)
     fell = [str(w.message) for w in recwarn.list if "CUDA graph" in str(w.message)]
+    assert not fell, fell
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_generate_reads_integers(weights: str, recwarn: pytest.WarningsRecorder) -> None:
+    model = build("all in one").cuda()
+    with sw.kernels.use("torch"):
+        want = generated(dequantised(model, weights).eval(), temperature=0)
+    with sw.kernels.use("triton"):
+        assert is_quantised(with_weights(model, weights))
+        assert generated(model, temperature=0, weights=weights) == want
+    fell = [str(w.message) for w in recwarn.list if "CUDA graph" in str(w.message) or "kernels" in str(w.message)]
     assert not fell, fell

@@ -17,7 +17,7 @@ from statewise.checkpoints.convert.gguf_types import QUANTISATIONS
 from statewise.decoding.packing import STORED, pack
 from statewise.decoding.product import Product
 from statewise.decoding.reading import WAYS
-from statewise.models.quantised import QuantisedTensor
+from statewise.models.quantised import Blocks, QuantisedTensor
 
 
 def stored(kind: str, n_rows: int = 35, n_columns: int = 768) -> StoredTensor:
@@ -59,7 +59,7 @@ def test_scales_that_are_no_numbers_are_found(kind: str) -> None:
 def test_pieces_of_the_rows_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = QuantisedTensor(GGUFBlocks(stored("Q4_K", 50)))
     whole, packed = tensor.widened(), pack(tensor, STORED)
-    monkeypatch.setattr("statewise.models.quantised.PIECE", 1)
+    monkeypatch.setattr(Blocks, "at_once", 1)
     assert [rows.start for rows in tensor.blocks.pieces()] == [0, 16, 32, 48]
     assert torch.equal(tensor.widened(), whole)
     again = pack(tensor, STORED)

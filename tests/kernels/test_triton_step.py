@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 import statewise as sw
 from statewise import kernels
+from statewise.decoding import dequantised, with_weights
 from statewise.decoding.gpu_layers import by_kernels
+from statewise.decoding.packing import quantise
 from statewise.decoding.static import StaticRun
 from statewise.kernels import gpu
 from statewise.kernels.gpu import canary
-from statewise.kernels.step import pytorch
+from statewise.kernels.step import product, pytorch
+from statewise.models.quantised import is_quantised
 
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory")]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,10 +50,10 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu.module("step"), "_PROGRAMS", 1)
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> sw.LanguageModel:
+def build(name: str, dtype: torch.dtype = torch.float32, d_model: int = 24) -> sw.LanguageModel:
     torch.manual_seed(0)
     layers, options = CASES[name]
-    config = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=24, layers=layers, embedding_std=1.0, **options)
+    config = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=d_model, layers=layers, embedding_std=1.0, **options)
     model = config.build()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -107,6 +111,42 @@ def test_steps_by_kernels_are_the_models(name: str, dtype: torch.dtype, batch: i
     assert run.passing_state().position.equal(state.position)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["groups of the norm alone", "biases of projections, none of taps", "a hybrid"])
+@torch.inference_mode()
+def test_steps_with_integers_are_the_rounded_models(name: str, weights: str, batch: int) -> None:
+    """Layers with kernels of a step, and those of which only the products have one."""
+    model = build(name, d_model=40)
+    want = dequantised(model, weights)
+    with kernels.use("torch"):
+        state = warm(want, batch)
+    with kernels.use("triton"):
+        run = StaticRun(with_weights(model, weights), state, recorder=recorder)
+        assert is_quantised(run._model)
+        assert run._kernels is not None
+        assert run._kernels.by_kernels == tuple(type(block.mixer) is sw.mixers.mamba2.Mamba2 for block in model.blocks)
+        assert run._kernels.head_by_kernel
+    for n in range(3):
+        tokens = torch.randint(VOCABULARY, (batch, 1), device=DEVICE)
+        lengths = torch.tensor([1, 0, 1], device=DEVICE)[:batch] if n == 1 else None
+        with kernels.use("torch"):
+            expected, state = want(tokens, state, lengths=lengths)
+        with products_alone():
+            got = run.step(tokens, lengths=lengths)
+        read = slice(None) if lengths is None else lengths > 0
+        assert_near(got[read], expected[read, -1], 1e-4)
+        assert run._kernels is not None, "it fell back"
+
+
+@contextlib.contextmanager
+def products_alone() -> Iterator[None]:
+    """Triton in force, but for kernels that have tests of their own, which take an interpreter long."""
+    with pytest.MonkeyPatch.context() as patch, kernels.use("triton"):
+        patch.setattr(gpu, "KERNELS", ("step",))
+        yield
+
+
 @pytest.mark.parametrize("fails", [True, False])
 @torch.inference_mode()
 def test_kernels_that_are_wrong_are_not_used(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +194,12 @@ def test_other_layers_and_numbers_go_by_their_modules() -> None:
     assert by_kernels(build("one layer"), model.initial_state(1)) is None
 
 
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("sizes", [(2100, 5, 1, 1), (130, 300, 2, 3), (64, 7, 8, 8)])
-def test_a_product_of_any_size(sizes: tuple[int, int, int, int]) -> None:
+def test_a_product_of_any_size(sizes: tuple[int, int, int, int], weights: str) -> None:
     k, n_out, groups, rows = sizes
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(rows, k), torch.randn(n_out, k), torch.randn(n_out)
+    x, weight, bias = torch.randn(rows, k), matrix(torch.randn(n_out, k).to(DEVICE), weights), torch.randn(n_out)
     norm = pytorch.Norm(torch.randn(k), 1e-5, groups, 1.0)
     residual, projected = torch.randn(rows, n_out), torch.randn(rows, 1200)
     inputs = torch.randn(rows, 3, 1100)
@@ -166,12 +207,35 @@ def test_a_product_of_any_size(sizes: tuple[int, int, int, int]) -> None:
     for path in (gpu.module("step"), pytorch):
         state = inputs.clone().to(DEVICE)
         shift = pytorch.Shift(state, projected.to(DEVICE), 60)
-        given = [m.to(DEVICE) for m in (weight, bias, residual)]
+        given = [m.to(DEVICE) for m in (bias, residual)]
         moved = norm._replace(weight=norm.weight.to(DEVICE))
-        found.append((path.norm_matvec(x.to(DEVICE), moved, *given, shift, out=torch.empty_like(given[2])), state))
+        out = torch.empty_like(given[1])
+        found.append((path.norm_matvec(x.to(DEVICE), moved, weight, *given, shift, out=out), state))
     (got, shifted), (want, expected) = found
     assert_near(got, want, 2e-5)
     assert shifted.equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("sizes", [(2100, 5, 1), (130, 70, 3), (1, 3, 8), (40, 9, 9)])
+def test_a_product_alone(sizes: tuple[int, int, int], weights: str, dtype: torch.dtype) -> None:
+    k, n_out, rows = sizes
+    torch.manual_seed(0)
+    held = matrix(torch.randn(n_out, k).to(DEVICE), weights)
+    x, bias = torch.randn(rows, 1, k).to(DEVICE, dtype), torch.randn(n_out).to(DEVICE, dtype)
+    with kernels.use("triton"):
+        got = product(x, held, bias)
+    assert got.dtype == dtype
+    want = x.double() @ held.widened().double().T + bias.double()  # type: ignore[union-attr]
+    assert_near(got, want, 1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def matrix(weight: Tensor, weights: str) -> Tensor | pytorch.IntegerMatrix:
+    if weights == "float32":
+        return weight
+    found = quantise(weight, weights)
+    return pytorch.pack(found.q, found.scales, int(weights[3:]))
 
 
 def test_the_canary_passes_the_kernels() -> None:

@@ -12,6 +12,7 @@ from statewise.benchmark.gpu import timing
 from statewise.benchmark.gpu.kernels_on_card import limits
 from statewise.benchmark.gpu.stages import Item, Settings, Skipped
 from statewise.benchmark.workloads.models import training_action
+from statewise.decoding import narrowed
 from statewise.decoding.static import StaticRun, why_not_recorded
 from statewise.generation import generate
 from statewise.kernels import backend, gpu
@@ -20,6 +21,7 @@ from statewise.mixers.mamba import MambaConfig
 from statewise.mixers.mamba2 import Mamba2Config
 from statewise.models.language_model import LanguageModel, LanguageModelConfig
 from statewise.models.presets import PRESETS
+from statewise.models.quantised import QuantisedTensor
 
 LONG = 131_072
 SIZES = {"130m": (768, 24), "370m": (1024, 48), "1.3b": (2048, 48)}  # of state-spaces/mamba2-*: width and layers
@@ -116,6 +118,10 @@ def model_operations(model: LanguageModel) -> float:
     return 6.0 * weights + 3 * 4.0 * states
 
 
+def _bytes(weight: torch.Tensor) -> int:
+    return weight.blocks.n_bytes if isinstance(weight, QuantisedTensor) else weight.nbytes
+
+
 def _numbers(state: Any) -> list[torch.Tensor]:
     from torch.utils._pytree import tree_leaves
 
@@ -123,20 +129,27 @@ def _numbers(state: Any) -> list[torch.Tensor]:
 
 
 def decoding(settings: Settings) -> dict[str, Item]:
-    """In bfloat16: one graph a step, the same step launched from Python, and all of ``generate``."""
+    """In bfloat16: one graph a step, the same step launched from Python, and all of ``generate``; and with integers."""
     found: dict[str, Item] = {}
     for name in ("mamba2-130m", "mamba-130m", "hybrid-130m", "mamba2-1.3b"):
         for batch in (1, 8):
-            found[f"{name}, {batch} sequences"] = partial(_decode, name, batch, settings)
+            found[f"{name}, {batch} sequences"] = partial(_decode, name, None, batch, settings)
+    for weights in ("int8", "int4"):
+        for batch in (1, 8):
+            found[f"mamba2-1.3b, {weights}, {batch} sequences"] = partial(
+                _decode, "mamba2-1.3b", weights, batch, settings
+            )
     return found
 
 
-def _decode(name: str, batch: int, settings: Settings) -> dict[str, Any]:
+def _decode(name: str, weights: str | None, batch: int, settings: Settings) -> dict[str, Any]:
     device, seconds = torch.device(settings.device), 0.0 if settings.quick else 0.5
     model = build(name, settings, torch.bfloat16).eval()
-    n_bytes = sum(m.numel() * m.element_size() for m in model.parameters())
+    if weights is not None:
+        model = narrowed(model, weights)
+    n_bytes = sum(_bytes(m) for m in model.parameters())
     if not model.config.tie_embeddings:
-        n_bytes -= model.embedding.weight.numel() * model.embedding.weight.element_size()
+        n_bytes -= _bytes(model.embedding.weight)
     state = model.initial_state(batch)
     n_bytes += 2 * sum(m.numel() * m.element_size() for m in _numbers(state))
     tokens = torch.zeros(batch, 1, dtype=torch.int64, device=device)

@@ -55,7 +55,7 @@ def triton_or(pytorch: Any, kernel: str, *given: Any) -> Any:
     if wanted in ("c", "torch") or kernel not in KERNELS:
         return pytorch
     tensors = [m for part in given for m in (part if isinstance(part, tuple) else (part,)) if isinstance(m, Tensor)]
-    if wanted == "auto" and not by_default(tensors[0].device):
+    if not asked_on(tensors[0].device):
         return pytorch
     refusal = refusal_of(kernel, tensors, given)
     if refusal is None:
@@ -65,6 +65,18 @@ def triton_or(pytorch: Any, kernel: str, *given: Any) -> Any:
             f'{kernel}: the Triton kernel was asked for by name, but {refusal}; use "auto" to let PyTorch run it'
         )
     return pytorch
+
+
+def asked_on(device: torch.device) -> bool:
+    """Whether tensors there go to Triton: by name, or where nothing was asked for."""
+    wanted = backend()
+    return wanted == "triton" or (wanted == "auto" and by_default(device))
+
+
+def in_force(device: torch.device) -> bool:
+    """Whether they do, and can."""
+    there = device.type == "cuda" or (device.type == "cpu" and interprets())
+    return there and asked_on(device) and why_not() is None
 
 
 @functools.cache

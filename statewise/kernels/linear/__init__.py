@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from statewise.kernels import backend
 from statewise.kernels.exact.switch import is_exact, unseen
@@ -19,6 +19,7 @@ __all__ = ["linear", "linear_reference"]
 
 # Multiply-adds below which PyTorch's own call costs less than what an operator of ours costs in Python.
 _WORTH_IT = 2**21
+_PLAIN = (nn.Parameter, Tensor)
 
 
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -83,6 +84,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
               ``matmul="fast"``, or where the process is set so.
     Errors:   InputError or PyTorch's own for shapes that disagree.
     """
+    if type(weight) not in _PLAIN and hasattr(weight, "product"):  # a quantised one: what it makes of its bits itself
+        of_bits: Tensor | None = weight.product(x, bias)
+        if of_bits is not None:
+            return of_bits
     n_rows = x.numel() // max(x.shape[-1], 1) if x.ndim else 0
     in_float32 = x.dtype == weight.dtype == torch.float32
     rounded = in_float32 and rounds_projections(x.device) and not torch.is_autocast_enabled(x.device.type)

@@ -7,4 +7,36 @@
 A step of a few rows reads every weight once and multiplies it with as few numbers: it takes as long as the reading.
 So the norm of the rows is computed again by each program, while its weights are on their way. ``triton.py`` has the
 launches, ``pytorch.py`` the definitions. Who calls them: statewise/decoding/gpu_layers.py.
+
+Weights may also be integers of 8 or 4 bits; :func:`product` is the map alone, for layers without kernels of their own.
 """
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statewise.kernels import gpu
+from statewise.kernels.step import pytorch
+from statewise.kernels.step.pytorch import IntegerMatrix
+
+MAX_COLUMNS = 2**14  # of integers, which a program holds whole
+MAX_ROWS = 8  # more, and the multiply-adds of plain float32 take longer than the reading of the weights
+
+
+def product(x: Tensor, matrix: IntegerMatrix, bias: Tensor | None = None) -> Tensor:
+    """y = W x + bias of integers W, which a few rows on a GPU read as they are.
+
+    Shapes:   x: (..., k)   bias: (n,)   ->   (..., n), in the dtype of x
+    Cost:     up to 8 rows by Triton: each byte of W is read once. Otherwise W is first made in the dtype of x.
+    Numerics: sums in float32; where W is made first, it is rounded to the dtype of x.
+    """
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    few = 0 < len(rows) <= MAX_ROWS and matrix.n_columns <= MAX_COLUMNS
+    if few and gpu.triton_or(pytorch, "step", rows) is not pytorch:
+        out = torch.empty(len(rows), len(matrix.data), dtype=x.dtype, device=x.device)
+        y: Tensor = gpu.module("step").norm_matvec(rows, None, matrix, bias, out=out)
+    else:
+        y = F.linear(rows, matrix.widened().to(x.dtype), bias)
+    return y.unflatten(0, x.shape[:-1]) if x.ndim != 2 else y

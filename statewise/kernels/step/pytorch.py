@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+GROUP = 32  # columns of a matrix in 4 bits that share a scale
+
+
+@dataclass(frozen=True)
+class IntegerMatrix:
+    """W = scale q, (n_rows, n_columns), as a GPU reads it.
+
+    data:    8 bits: q, (n_rows, n_columns) int8. 4 bits: (n_rows, half) uint8, half being 32 ceil(n_columns / 64): the
+             lower half of byte j is q + 8 of column j, and its upper half of column j + half.
+    scales:  (n_rows, 1), or with 4 bits (n_rows, 2 half / 32), one for each 32 columns
+    """
+
+    data: Tensor
+    scales: Tensor
+    n_columns: int
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.data.dtype == torch.uint8 else 8
+
+    def rows(self, rows: slice | Tensor) -> IntegerMatrix:
+        """These alone, of a tensor of ids in its shape; of a slice they share the memory."""
+        return IntegerMatrix(self.data[rows], self.scales[rows], self.n_columns)
+
+    def integers(self) -> Tensor:
+        """q, (..., n_rows, n_columns) int8."""
+        if self.bits == 8:
+            return self.data
+        return torch.cat([self.data & 15, self.data >> 4], -1)[..., : self.n_columns].to(torch.int8) - 8
+
+    def widened(self) -> Tensor:
+        """W in float32, which holds it exactly."""
+        scales = self.scales.float()
+        if self.bits == 4:
+            scales = scales.repeat_interleave(GROUP, -1)[..., : self.n_columns]
+        return scales * self.integers()
+
+
+def pack(q: Tensor, scales: Tensor, bits: int) -> IntegerMatrix:
+    """q (n_rows, n_columns) int8, and scales (n_rows, 1), or with 4 bits (n_rows, ceil(n_columns / 32))."""
+    n_columns = q.shape[1]
+    if bits == 8:
+        return IntegerMatrix(q.contiguous(), scales.contiguous(), n_columns)
+    half = -(-n_columns // (2 * GROUP)) * GROUP
+    low, high = F.pad(q + 8, (0, 2 * half - n_columns)).to(torch.uint8).split(half, 1)
+    return IntegerMatrix(low | (high << 4), F.pad(scales, (0, 2 * half // GROUP - scales.shape[1])), n_columns)
 
 
 class Norm(NamedTuple):
@@ -48,23 +96,26 @@ class Layer(NamedTuple):
 
 def norm_matvec(
     x: Tensor,
-    norm: Norm,
-    weight: Tensor,
+    norm: Norm | None,
+    weight: Tensor | IntegerMatrix,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     shift: Shift | None = None,
     *,
     out: Tensor,
 ) -> Tensor:
-    """residual + W RMSNorm(x) + bias, in ``out``; and the shift, if there is one.
+    """residual + W RMSNorm(x) + bias, in ``out``; and the shift, if there is one. norm: None: W x
 
     Shapes:   x: (rows, k), any floating dtype   weight: (n, k)   bias: (n,)   residual: (rows, n)   out: (rows, n)
-    Numerics: the normed x is rounded to the dtype of the weight; sums are float32. With a residual the product is
-              rounded to the dtype of ``out`` before it is added.
+    Numerics: the normed x is rounded to the dtype of the weight, and before integers to that of the norm's own; sums
+              are float32. With a residual the product is rounded to the dtype of ``out`` before it is added.
     """
-    groups = x.float().unflatten(-1, (norm.n_groups, -1))
-    normed = F.rms_norm(groups, groups.shape[-1:], None, norm.eps).flatten(-2) * (norm.weight.float() + norm.offset)
-    y = normed.to(weight.dtype).float() @ weight.float().mT
+    normed = x.float()
+    if norm is not None:
+        groups = normed.unflatten(-1, (norm.n_groups, -1))
+        normed = F.rms_norm(groups, groups.shape[-1:], None, norm.eps).flatten(-2) * (norm.weight.float() + norm.offset)
+        normed = normed.to(norm.weight.dtype if isinstance(weight, IntegerMatrix) else weight.dtype).float()
+    y = normed @ (weight.widened() if isinstance(weight, IntegerMatrix) else weight.float()).mT
     if bias is not None:
         y = y + bias.float()
     y = y.to(out.dtype)
@@ -113,7 +164,8 @@ def trial(path: Any, *sample: Any) -> list[Tensor]:
     """
     x, before, first, behind, second, bias, layer, inputs, h = sample
     inputs, h = inputs.clone(), h.clone()
-    out = torch.empty(len(x), len(first), dtype=x.dtype, device=x.device)
+    n_out = len(first.data if isinstance(first, IntegerMatrix) else first)
+    out = torch.empty(len(x), n_out, dtype=x.dtype, device=x.device)
     projected = path.norm_matvec(x, before, first, out=out)
     u = path.mamba2_step(projected, inputs, h, layer)
     shift = Shift(inputs, projected, u.shape[1])

@@ -11,34 +11,41 @@ from torch import Tensor
 
 from statewise.kernels.gpu import on_device_of, options, power_of_two
 from statewise.kernels.gpu.build import Build, numbers, pointers
+from statewise.kernels.step import MAX_ROWS
 from statewise.kernels.step import triton_kernels as kernels
-from statewise.kernels.step.pytorch import Layer, Norm, Shift, trial
+from statewise.kernels.step.pytorch import IntegerMatrix, Layer, Norm, Shift, pack, trial
 
 __all__ = ["builds", "mamba2_step", "norm_matvec", "refusal", "samples", "trial"]
 
-MAX_ROWS = 8  # more, and the multiply-adds of plain float32 take longer than the reading of the weights
 MAX_K = 8192  # numbers of a row of a weight, which a program holds whole
 MAX_TAPS = 16
 _PROGRAMS = 264  # at least, two for each processor of the largest cards
 _REGISTERS = {4: 64, 8: 64, 16: 32}  # of a thread, for weights: by the warps of a program
+_INTEGERS = {8: 64, 4: 32}  # bytes of a thread, by their bits: each number gets a register as it is multiplied
 _CHANNELS = 512  # that a program shifts
 _STATE = 4096  # numbers of a state that a program holds at most
 
 
 class Tile(NamedTuple):
-    """rows: of the weight that a program holds; k: their length, at least; warps: of a program"""
+    """rows: of the weight that a program holds; k: numbers of each, or bytes of 4 bits, at least; warps: its own"""
 
     rows: int
     k: int
     warps: int
 
 
-def tile_for(n_out: int, k: int, itemsize: int, n_rows: int) -> Tile:
-    """As much of the weight as its registers hold, and less where there would be few programs."""
-    wide = power_of_two(k, 64)
-    warps = max(4, wide // 512) if wide > 2048 else 4
-    registers = _REGISTERS[warps] // (2 if warps == 16 and n_rows > 1 else 1)
-    rows = max(1, min(16, warps * registers * 128 // (wide * itemsize)))
+def tile_for(n_out: int, k: int, bits: int, n_rows: int) -> Tile:
+    """As much of the weight as its registers hold, and less where there would be few programs. bits: of a number"""
+    if bits in _INTEGERS:
+        wide = power_of_two(k if bits == 8 else -(-k // 64) * 32, 64)
+        warps = max(4, power_of_two(k) // 1024)  # 32 numbers of x for a thread
+        held = _INTEGERS[bits] // (2 if bits == 4 and n_rows > 1 and k > 4096 else 1)
+        rows = max(1, min(16, warps * 32 * held // wide))
+    else:
+        wide = power_of_two(k, 64)
+        warps = max(4, wide // 512) if wide > 2048 else 4
+        registers = _REGISTERS[warps] // (2 if warps == 16 and n_rows > 1 else 1)
+        rows = max(1, min(16, warps * registers * 1024 // (wide * bits)))
     while rows > 2 and triton.cdiv(n_out, rows) < _PROGRAMS:
         rows //= 2
     return Tile(rows, wide, warps)
@@ -49,14 +56,14 @@ def _limit(tile: Tile) -> int | None:
     return 128 if tile.warps == 16 else None
 
 
-def refusal() -> str | None:
+def refusal(*given: Any) -> str | None:
     return None
 
 
 def norm_matvec(
     x: Tensor,
-    norm: Norm,
-    weight: Tensor,
+    norm: Norm | None,
+    weight: Tensor | IntegerMatrix,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     shift: Shift | None = None,
@@ -65,8 +72,12 @@ def norm_matvec(
     tile: Tile | None = None,
 ) -> Tensor:
     """As ``pytorch.py`` has it; all tensors are contiguous."""
-    (n_rows, k), n_out = x.shape, len(weight)
-    tile = tile or tile_for(n_out, k, weight.element_size(), n_rows)
+    (n_rows, k), n_out = x.shape, out.shape[1]
+    if isinstance(weight, IntegerMatrix):
+        data, scales, bits = weight.data, weight.scales, weight.bits
+    else:
+        data, scales, bits = weight, None, 8 * weight.element_size()
+    tile = tile or tile_for(n_out, k, bits, n_rows)
     if shift is None or not shift.inputs.numel():
         taps, programs, sizes = 1, 0, (0, 0, 0, 0)
         state: tuple[Tensor | None, ...] = (None, None)
@@ -75,12 +86,13 @@ def norm_matvec(
         programs = triton.cdiv(width, _CHANNELS)
         taps, state = shift.inputs.shape[1] + 1, (shift.inputs, shift.projected)
         sizes = (programs, width, shift.first, shift.projected.stride(0))
-    group = k // norm.n_groups
+    norm_weight, eps, groups, offset = (None, 0.0, 1, 0.0) if norm is None else norm
+    group = k // groups
     with on_device_of(x):
         kernels.norm_matvec[(programs + triton.cdiv(n_out, tile.rows),)](
-            x, norm.weight, weight, bias, residual, out, *state, n_out, k, group, 1 / group, norm.eps,
-            float(norm.offset), *sizes,
-            ROWS=n_rows, GROUPS=norm.n_groups, TAPS=taps, M=tile.rows, K=tile.k, C=_CHANNELS,
+            x, norm_weight, data, scales, bias, residual, out, *state, n_out, k, group, 1 / group, eps, float(offset),
+            *sizes,
+            BITS=bits, ROWS=n_rows, GROUPS=groups, TAPS=taps, M=tile.rows, K=tile.k, C=_CHANNELS,
             **options(x.device, tile.warps, _limit(tile)),
         )  # fmt: skip
     return out
@@ -116,37 +128,53 @@ def builds() -> list[Build]:
         for k in (1024, 2048, 4096, 8192):
             for rows in (1, MAX_ROWS):
                 if narrow or k in (2048, 8192):
-                    found += [_matvec_build(kind, k, rows, behind) for behind in (False, True)]
+                    found += [_matvec_build(kind, k, rows, where) for where in ("first", "last")]
         for p, n, warps in ((8, 128, 2), (32, 128, 4), (16, 256, 4), (64, 64, 4)):
             given = {**pointers(fp32="inputs h a_log dt_bias skip u"), "TAPS": 4, "LIMIT": False, "P": p, "N": n}
             given |= dict.fromkeys(("projected", "taps", "conv_bias"), f"*{kind}")
             given |= numbers(i32="heads heads_each d_head d_state groups", fp32="low high")
             label = f"{kind}, {p} x {n}"
             found.append(Build(kernels.mamba2_step, given, warps, sixteens="heads d_head d_state", label=label))
+    for bits in _INTEGERS:
+        for rows in (1, MAX_ROWS):
+            found += [_matvec_build("bf16", k, rows, where, bits) for k in (2048, 8192) for where in ("first", "last")]
+            found += [_matvec_build(kind, k, rows, "alone", bits) for kind in ("bf16", "fp32") for k in (2048, 16_384)]
     return found
 
 
-def _matvec_build(kind: str, k: int, rows: int, behind: bool) -> Build:
-    """behind: the product that ends a layer, with residual and shift; else the one that begins it"""
-    tile = tile_for(k if behind else 2**15, k, 2 if kind == "bf16" else 4, rows)
+def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0) -> Build:
+    """where: the product that begins a layer ("first"), that ends it ("last"), with residual and shift, or one
+    "alone", without a norm; bits: of integers"""
+    behind, width = where == "last", bits or (16 if kind == "bf16" else 32)
+    tile = tile_for(k if behind else 2**15, k, width, rows)
     given: dict[str, Any] = dict.fromkeys(("norm_weight", "weight", "bias", "y"), f"*{kind}")
+    if where == "alone":
+        given["norm_weight"] = None
     given |= {"x": "*fp32" if behind else f"*{kind}", "residual": f"*{kind}" if behind else None}
     given |= {"inputs": "*fp32" if behind else None, "projected": f"*{kind}" if behind else None}
+    given |= {"scales": "*bf16" if bits else None, "BITS": width}
+    if bits:
+        given["weight"] = "*i8" if bits == 8 else "*u8"
     sizes = "n_out k group_width shift_programs width first projected_stride"
     given |= numbers(i32=sizes, fp32="inverse eps offset")
     given |= {"ROWS": rows, "GROUPS": 8 if behind else 1, "TAPS": 4 if behind else 1, "C": _CHANNELS}
     given |= {"M": tile.rows, "K": tile.k}
-    label = f"{kind}, {'last' if behind else 'first'}, {rows} tokens, {tile.rows} x {tile.k}"
+    numbers_of = f"int{bits}, {kind}" if bits else kind
+    label = f"{numbers_of}, {where}, {rows} tokens, {tile.rows} x {tile.k}"
     sixteens = "n_out k group_width width first projected_stride"
     return Build(kernels.norm_matvec, given, tile.warps, registers=_limit(tile), sixteens=sixteens, label=label)
 
 
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
     """Layers of odd sizes, of which ``trial`` computes a step."""
-    return [_sample(device, *sizes) for sizes in ((torch.float32, 2, 1, 20, 24), (torch.bfloat16, 3, 2, 16, 16))]
+    full, narrow = torch.float32, torch.bfloat16
+    cases = ((full, 2, 1, 20, 24, 0), (narrow, 3, 2, 16, 16, 0), (full, 2, 2, 20, 16, 8), (full, 3, 1, 20, 24, 4))
+    return [_sample(device, *sizes) for sizes in cases]
 
 
-def _sample(device: torch.device, dtype: torch.dtype, rows: int, groups: int, d_head: int, d_state: int) -> Any:
+def _sample(
+    device: torch.device, dtype: torch.dtype, rows: int, groups: int, d_head: int, d_state: int, bits: int
+) -> Any:
     d_model, heads, taps = 40, 4, 4
     d_inner = heads * d_head
     width = d_inner + 2 * groups * d_state
@@ -171,4 +199,13 @@ def _sample(device: torch.device, dtype: torch.dtype, rows: int, groups: int, d_
     second, bias = numbers_of(d_model, d_inner, scale=0.2, phase=0.1), numbers_of(d_model)
     inputs = numbers_of(rows, taps - 1, width, kind=full)
     h = numbers_of(rows, heads, d_head, d_state, kind=full)
-    return numbers_of(rows, d_model, phase=2.0), before, first, behind, second, bias, layer, inputs, h
+    pair = tuple(_integers(m, bits) for m in (first, second)) if bits else (first, second)
+    return numbers_of(rows, d_model, phase=2.0), before, pair[0], behind, pair[1], bias, layer, inputs, h
+
+
+def _integers(m: Tensor, bits: int) -> IntegerMatrix:
+    """Integers that fill their bits, with scales that differ."""
+    n_rows, n_columns = m.shape
+    q = (m * (127 if bits == 8 else 7) / m.abs().max()).round().to(torch.int8)
+    scales = torch.arange(n_rows * (1 if bits == 8 else -(-n_columns // 32)), device=m.device).cos() * 0.02
+    return pack(q, scales.view(n_rows, -1).bfloat16(), bits)

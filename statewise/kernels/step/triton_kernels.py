@@ -8,72 +8,169 @@ import triton.language as tl
 
 @triton.jit
 def norm_matvec(
-    x, norm_weight, weight, bias, residual, y, inputs, projected, n_out, k, group_width, inverse, eps, offset,
+    x, norm_weight, weight, scales, bias, residual, y, inputs, projected, n_out, k, group_width, inverse, eps, offset,
     shift_programs, width, first, projected_stride,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    BITS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, TAPS: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
     """x (ROWS, k), weight (n_out, k), residual and y (ROWS, n_out), all in rows side by side; bias (n_out,).
 
+    norm_weight: None: there is no norm
+    BITS: of a number of the weight. 8: of int8, with scales (n_out,). 4: of nibbles and scales, as IntegerMatrix has
+    them, K being the bytes of a row.
     Each program has M rows of the weight, whole. The first ``shift_programs`` move C channels of a convolution's state
     on instead: inputs (ROWS, TAPS - 1, width), from columns ``first`` on of projected. TAPS 1: there is none.
     """
     program = tl.program_id(0)
     if TAPS == 1:
-        _product(x, norm_weight, weight, bias, residual, y, program, n_out, k, group_width, inverse, eps, offset,
-                 ROWS, GROUPS, M, K)  # fmt: skip
+        _product(x, norm_weight, weight, scales, bias, residual, y, program, n_out, k, group_width, inverse, eps,
+                 offset, BITS, ROWS, GROUPS, M, K)  # fmt: skip
     else:
         if program < shift_programs:
             _shift(inputs, projected, program, width, first, projected_stride, ROWS, TAPS, C)
         else:
-            _product(x, norm_weight, weight, bias, residual, y, program - shift_programs, n_out, k, group_width,
-                     inverse, eps, offset, ROWS, GROUPS, M, K)  # fmt: skip
+            _product(x, norm_weight, weight, scales, bias, residual, y, program - shift_programs, n_out, k,
+                     group_width, inverse, eps, offset, BITS, ROWS, GROUPS, M, K)  # fmt: skip
 
 
 @triton.jit
 def _product(
-    x, norm_weight, weight, bias, residual, y, program, n_out, k, group_width, inverse, eps, offset,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
+    x, norm_weight, weight, scales, bias, residual, y, program, n_out, k, group_width, inverse, eps, offset,
+    BITS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     out = program.to(tl.int64) * M + tl.arange(0, M).to(tl.int64)
-    is_out = out < n_out
+    if BITS == 4:
+        _nibbles(x, norm_weight, weight, scales, bias, residual, y, out, n_out, k, group_width, inverse, eps, offset,
+                 ROWS, GROUPS, K)  # fmt: skip
+    else:
+        _numbers(x, norm_weight, weight, scales, bias, residual, y, out, n_out, k, group_width, inverse, eps, offset,
+                 ROWS, GROUPS, K)  # fmt: skip
+
+
+@triton.jit
+def _numbers(
+    x, norm_weight, weight, scales, bias, residual, y, out, n_out, k, group_width, inverse, eps, offset,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     AHEAD: tl.constexpr = ROWS > 1 and K <= 4096  # where there are registers for it
+    is_out = out < n_out
     column = tl.arange(0, K)
     inside = column < k
     # first of all, so that it is on its way while the norm is computed
     w = tl.load(weight + out[:, None] * k + column.to(tl.int64)[None, :], mask=is_out[:, None] & inside[None, :],
-                other=0.0)  # fmt: skip
+                other=0)  # fmt: skip
     at = column.to(tl.int64)
     row = x
     raw = tl.load(row + at, mask=inside, other=0.0)
-    g = tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32) + offset
+    if norm_weight is not None:
+        g = tl.load(norm_weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     y_row, residual_row = y, residual
     for r in range(ROWS):
-        u = raw.to(tl.float32)
+        n = raw.to(tl.float32)
         if AHEAD:  # the next row, while this one is multiplied
             row += tl.full((), k, tl.int64)
             raw = tl.load(row + at, mask=inside & (r + 1 < ROWS), other=0.0)
-        if GROUPS == 1:
-            n = u * tl.rsqrt(tl.sum(u * u, 0) * inverse + eps) * g
+        if norm_weight is not None:
+            if GROUPS == 1:
+                n = n * tl.rsqrt(tl.sum(n * n, 0) * inverse + eps) * g
+            else:
+                group = column // group_width
+                scale = tl.zeros((K,), tl.float32)
+                for i in range(GROUPS):
+                    own = group == i
+                    scale = tl.where(own, tl.rsqrt(tl.sum(tl.where(own, n * n, 0.0), 0) * inverse + eps), scale)
+                n = n * scale * g
+            if scales is None:
+                n = n.to(weight.dtype.element_ty).to(tl.float32)
+            else:
+                n = n.to(norm_weight.dtype.element_ty).to(tl.float32)
+        if scales is None:
+            total = tl.sum(w.to(tl.float32) * n[None, :], 1)
         else:
-            group = column // group_width
-            scale = tl.zeros((K,), tl.float32)
-            for i in range(GROUPS):
-                own = group == i
-                scale = tl.where(own, tl.rsqrt(tl.sum(tl.where(own, u * u, 0.0), 0) * inverse + eps), scale)
-            n = u * scale * g
-        n = n.to(weight.dtype.element_ty).to(tl.float32)
-        total = tl.sum(w.to(tl.float32) * n[None, :], 1)
-        if bias is not None:
-            total += tl.load(bias + out, mask=is_out, other=0.0).to(tl.float32)
-        if residual is not None:
-            total = total.to(y.dtype.element_ty).to(tl.float32)
-            total += tl.load(residual_row + out, mask=is_out, other=0.0).to(tl.float32)
-            residual_row += tl.full((), n_out, tl.int64)
-        tl.store(y_row + out, total.to(y.dtype.element_ty), mask=is_out)
+            total = tl.sum(_whole((w.to(tl.int32) & 255) ^ 128, 128) * n[None, :], 1)
+            total *= tl.load(scales + out, mask=is_out, other=0.0).to(tl.float32)
+        _store(total, bias, residual_row, y_row, out, is_out)
         y_row += tl.full((), n_out, tl.int64)
+        if residual is not None:
+            residual_row += tl.full((), n_out, tl.int64)
         if not AHEAD and ROWS > 1:
             row += tl.full((), k, tl.int64)
             raw = tl.load(row + at, mask=inside & (r + 1 < ROWS), other=0.0)
+
+
+@triton.jit
+def _nibbles(
+    x, norm_weight, weight, scales, bias, residual, y, out, n_out, k, group_width, inverse, eps, offset,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """Byte j of a row has column j in its lower half, and in its upper half column j + half, as many as there are."""
+    is_out = out < n_out
+    groups = (k + 63) // 64  # of 32 columns, in each half
+    half = groups << 5
+    column = tl.arange(0, K)
+    stored = column < half
+    low = column.to(tl.int64)
+    high = low + half
+    w = tl.load(weight + out[:, None] * half + low[None, :], mask=is_out[:, None] & stored[None, :], other=0)
+    # a scale for each 16 bytes, which a thread adds up by itself: two neighbours have the same
+    group = tl.arange(0, K // 16) // 2
+    place = scales + out[:, None] * 2 * groups + group.to(tl.int64)[None, :]
+    there = is_out[:, None] & (group < groups)[None, :]
+    low_scale = tl.load(place, mask=there, other=0.0).to(tl.float32)
+    high_scale = tl.load(place + groups.to(tl.int64), mask=there, other=0.0).to(tl.float32)
+    in_low, in_high = stored & (low < k), stored & (high < k)
+    row, y_row, residual_row = x, y, residual
+    if norm_weight is not None:
+        low_g = tl.load(norm_weight + low, mask=in_low, other=0.0).to(tl.float32) + offset
+        high_g = tl.load(norm_weight + high, mask=in_high, other=0.0).to(tl.float32) + offset
+    for _ in range(ROWS):
+        a = tl.load(row + low, mask=in_low, other=0.0).to(tl.float32)
+        b = tl.load(row + high, mask=in_high, other=0.0).to(tl.float32)
+        if norm_weight is not None:
+            if GROUPS == 1:
+                scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) * inverse + eps)
+                a, b = a * scale * low_g, b * scale * high_g
+            else:
+                of_a, of_b = low // group_width, high // group_width
+                a_scale, b_scale = tl.zeros((K,), tl.float32), tl.zeros((K,), tl.float32)
+                for i in range(GROUPS):
+                    squares = tl.sum(tl.where(of_a == i, a * a, 0.0), 0) + tl.sum(tl.where(of_b == i, b * b, 0.0), 0)
+                    scale = tl.rsqrt(squares * inverse + eps)
+                    a_scale, b_scale = tl.where(of_a == i, scale, a_scale), tl.where(of_b == i, scale, b_scale)
+                a, b = a * a_scale * low_g, b * b_scale * high_g
+            a = a.to(norm_weight.dtype.element_ty).to(tl.float32)
+            b = b.to(norm_weight.dtype.element_ty).to(tl.float32)
+        bits = w.to(tl.int32)
+        total = tl.sum(_by_sixteens(_whole(bits & 15, 8) * a[None, :]) * low_scale, 1)
+        total += tl.sum(_by_sixteens(_whole(bits >> 4, 8) * b[None, :]) * high_scale, 1)
+        _store(total, bias, residual_row, y_row, out, is_out)
+        row += tl.full((), k, tl.int64)
+        y_row += tl.full((), n_out, tl.int64)
+        if residual is not None:
+            residual_row += tl.full((), n_out, tl.int64)
+
+
+@triton.jit
+def _whole(bits, zero: tl.constexpr):
+    """bits - zero of integers from 0 to 255, in float32. As the last bits of 2^23 they take fewer cycles than a
+    conversion, of which a card makes a quarter as many as it adds."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
+
+
+@triton.jit
+def _by_sixteens(m):
+    """The sums of neighbours along the last axis."""
+    return tl.sum(tl.reshape(m, (m.shape[0], m.shape[1] // 16, 16)), 2)
+
+
+@triton.jit
+def _store(total, bias, residual, y, out, is_out):
+    if bias is not None:
+        total += tl.load(bias + out, mask=is_out, other=0.0).to(tl.float32)
+    if residual is not None:
+        total = total.to(y.dtype.element_ty).to(tl.float32)
+        total += tl.load(residual + out, mask=is_out, other=0.0).to(tl.float32)
+    tl.store(y + out, total.to(y.dtype.element_ty), mask=is_out)
 
 
 @triton.jit
