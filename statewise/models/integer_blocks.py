@@ -14,6 +14,7 @@ class IntegerBlocks(Blocks):
     """An :class:`~statewise.kernels.step.pytorch.IntegerMatrix` as a weight. dtype: of the model that it is of."""
 
     has_offsets = False
+    instead = "use the model that it was made from"
     at_once = 2**26  # a GPU wants many
 
     def __init__(self, matrix: IntegerMatrix, dtype: torch.dtype) -> None:

@@ -42,6 +42,7 @@ class Blocks(ABC):
     """A matrix in few bits. kind: of its blocks, as "Q4_K"; ``bits`` and ``group`` as :class:`Integers`.
 
     device, dtype: of the tensor that PyTorch sees
+    instead: what to do for a model with plain numbers
     """
 
     kind: str
@@ -52,6 +53,7 @@ class Blocks(ABC):
     has_offsets: bool
     device = torch.device("cpu")
     dtype = torch.float32
+    instead = "load the model without keep_quantised=True"
     at_once = 2**18  # numbers that are unpacked in a piece: they stay in the second cache or near it
 
     @abstractmethod
@@ -178,9 +180,8 @@ class QuantisedTensor(Tensor):
         if func is aten.embedding.default and isinstance(args[0], QuantisedTensor):
             return args[0].blocks.widened(args[1])
         if func._schema.is_mutable and isinstance(args[0], QuantisedTensor):
-            raise InputError(
-                f"a matrix in {args[0].blocks.kind} cannot be changed; load the model without keep_quantised=True"
-            )
+            blocks = args[0].blocks.whole
+            raise InputError(f"a matrix in {blocks.kind} cannot be changed; {blocks.instead}")
         plain = tree_map(lambda x: x.widened() if isinstance(x, QuantisedTensor) else x, (tuple(args), dict(kwargs)))
         return func(*plain[0], **plain[1])
 
@@ -199,10 +200,8 @@ def require_plain(model: nn.Module, what: str) -> None:
     """Errors: InputError for a model with quantised weights. what: cannot be done with them"""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, QuantisedTensor):
-            raise InputError(
-                f"{what}: {name} is in {parameter.blocks.kind}, as the file had it; load the model without "
-                "keep_quantised=True"
-            )
+            blocks = parameter.blocks.whole
+            raise InputError(f"{what}: {name} is in {blocks.kind}; {blocks.instead}")
 
 
 def is_quantised(model: nn.Module) -> bool:

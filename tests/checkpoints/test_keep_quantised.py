@@ -113,7 +113,7 @@ def test_what_cannot_be_done_with_it(tmp_path: Path) -> None:
     path = quantised_file("Q8_0", tmp_path / "model.gguf")
     kept = sw.load(path, keep_quantised=True)
     for call in (lambda: sw.save(kept, tmp_path / "a"), lambda: save_as(kept, tmp_path / "b.gguf", "gguf")):
-        with pytest.raises(InputError, match=r"embedding\.weight is in Q8_0, as the file had it; load"):
+        with pytest.raises(InputError, match=r"embedding\.weight is in Q8_0; load"):
             call()
     with pytest.raises(InputError, match="a matrix in Q8_0 cannot be changed; load the model without keep_quantised"):
         kept.embedding.weight.data.zero_()  # type: ignore[union-attr, operator]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_bfloat16_models_keep_their_dtype(weights: str) -> None:
     torch.testing.assert_close(got, expected, atol=5e-2, rtol=5e-2)
 
 
-def test_what_a_narrow_model_takes_and_shares() -> None:
+def test_what_a_narrow_model_takes_and_shares(tmp_path: Path) -> None:
     model = build("experts", tie_embeddings=True)
     narrow = narrowed(model, "int4")
     assert narrow.head.weight is narrow.embedding.weight
@@ -111,8 +112,10 @@ def test_what_a_narrow_model_takes_and_shares() -> None:
         want = narrow(tokens)[0]
         assert again(tokens)[0].equal(want)
         assert read(tokens)[0].equal(want)
-    with pytest.raises(InputError, match="cannot be changed"), torch.no_grad():
+    with pytest.raises(InputError, match="int4 cannot be changed; use the model that it was made"), torch.no_grad():
         narrow.head.weight.mul_(2)
+    with pytest.raises(InputError, match="is in int4; use the model that it was made from"):
+        sw.save(narrow, tmp_path / "saved")
 
 
 def test_whole_numbers_of_a_narrow_model_are_there_for_the_step_in_c() -> None:

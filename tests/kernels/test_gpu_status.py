@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +13,7 @@ from statewise import kernels
 from statewise.cli.console import show_info
 from statewise.cli.facts import environment
 from statewise.kernels import gpu
-from statewise.kernels.gpu import canary
+from statewise.kernels.gpu import canary, gate
 from statewise.kernels.gpu.status import on_card, on_cards
 
 CARD = torch.device("cuda", 0)
@@ -59,3 +63,23 @@ def test_without_triton_the_reason_is_that(monkeypatch: pytest.MonkeyPatch) -> N
     assert on_card("ssd", CARD) == ("PyTorch", "Triton is not installed")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert on_cards(["ssd"]) == []
+
+
+def test_what_the_gate_found_in_a_line_for_each_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        gate.Found("ssd", "sweep", name, target, registers, 0, 2048, 8, faults)
+        for name, target, registers, faults in (
+            ("64", "sm_90", 200, ()),
+            ("32", "sm_90", 96, ()),
+            ("64", "gfx942", 255, ("3 registers spill",)),
+        )
+    ]
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path, part in zip(files, (found[:1], found[1:]), strict=True):
+        path.write_text(json.dumps([asdict(one) for one in part]))
+    assert gate.main(["--read", *map(str, files)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| kernel | function | configurations | sm_90 | gfx942 | shared, KiB at most | faults |",
+        "|---|---|---|---|---|---|---|",
+        "| ssd | sweep | 2 | 96 to 200 | 255 to 255 | 2 | 1 |",
+    ]

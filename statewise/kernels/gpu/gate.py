@@ -171,13 +171,36 @@ def table(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
+def summary(found: Sequence[Found]) -> str:
+    """A line for each function: its configurations, and the fewest and the most registers of any on each target."""
+    targets = list(dict.fromkeys(f.target for f in found))
+    heads = ["kernel", "function", "configurations", *targets, "shared, KiB at most", "faults"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows: dict[tuple[str, str], list[Found]] = {}
+    for f in found:
+        rows.setdefault((f.kernel, f.function), []).append(f)
+    for names, of in rows.items():
+        cells = []
+        for target in targets:
+            registers = sorted(f.registers for f in of if f.target == target)
+            cells.append(f"{registers[0]} to {registers[-1]}" if registers else "-")
+        counts = (len({f.configuration for f in of}), *cells, f"{max(f.shared for f in of) / KIB:.0f}")
+        lines.append(f"| {' | '.join(map(str, (*names, *counts)))} | {sum(bool(f.faults) for f in of)} |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m statewise.kernels.gpu.gate", description=__doc__.splitlines()[0])
     parser.add_argument("kernels", nargs="*", default=list(KERNELS), metavar="KERNEL", help="all if none is named")
     parser.add_argument("--targets", default=",".join(SHARED), help="of " + ", ".join(SHARED))
     parser.add_argument("--json", type=Path, help="a file for what was found")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; one a processor")
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="of --json: a line for each function")
     given = parser.parse_args(arguments)
+    if given.read:
+        read = [one for path in given.read for one in json.loads(path.read_text("utf-8"))]
+        print(summary([Found(**{**one, "faults": tuple(one["faults"])}) for one in read]))
+        return 0
     targets = given.targets.split(",")
     unknown = [name for name in (*given.kernels, *targets) if name not in (*KERNELS, *SHARED)]
     if unknown:
