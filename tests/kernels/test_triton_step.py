@@ -218,7 +218,7 @@ def test_a_product_of_any_size(sizes: tuple[int, int, int, int], weights: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("sizes", [(2100, 5, 1), (130, 70, 3), (1, 3, 8), (40, 9, 9)])
+@pytest.mark.parametrize("sizes", [(2100, 5, 1), (130, 70, 3), (1, 3, 8), (40, 9, 9), (5000, 3, 2)])
 def test_a_product_alone(sizes: tuple[int, int, int], weights: str, dtype: torch.dtype) -> None:
     k, n_out, rows = sizes
     torch.manual_seed(0)

@@ -38,9 +38,9 @@ def tile_for(n_out: int, k: int, bits: int, n_rows: int) -> Tile:
     """As much of the weight as its registers hold, and less where there would be few programs. bits: of a number"""
     if bits in _INTEGERS:
         wide = power_of_two(k if bits == 8 else -(-k // 64) * 32, 64)
-        warps = max(4, power_of_two(k) // 1024)  # 32 numbers of x for a thread
-        held = _INTEGERS[bits] // (2 if bits == 4 and n_rows > 1 and k > 4096 else 1)
-        rows = max(1, min(16, warps * 32 * held // wide))
+        full = bits == 4 and n_rows > 1 and k > 4096  # many x, and the halves of bytes, in registers
+        warps = min(16, max(4, power_of_two(k) // (512 if full else 1024)))  # 16 or 32 numbers of x for a thread
+        rows = 1 if full else max(1, min(16, warps * 32 * _INTEGERS[bits] // wide))
     else:
         wide = power_of_two(k, 64)
         warps = max(4, wide // 512) if wide > 2048 else 4
