@@ -12,6 +12,8 @@ from statewise.benchmark.ceilings import highest
 from statewise.benchmark.measured import Measured, Need
 from statewise.benchmark.timing import Progress, describe
 
+QUICK = "quick"  # why a bar is not judged with small sizes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -73,7 +75,7 @@ class Bar:
         if not math.isfinite(ratio):
             broken = self.unknown(f"{ratio}", measured.quick)
             return broken if self.bar is None or measured.quick else broken | {"holds": False}
-        why = "reported, no bar" if self.bar is None else "quick"  # quick: sizes at which no promise was made
+        why = "reported, no bar" if self.bar is None else QUICK  # sizes at which no promise was made
         known = self.unknown(why, measured.quick) | {"ratio": float(f"{ratio:.4g}")}
         if self.bar is None or measured.quick:
             return known
@@ -144,7 +146,9 @@ def share(name: str, setting: str, work: Work, bar: float) -> Bar:
         times = measured.times(workload, case)
         if side in times.missing:
             raise Missing(times.missing[side])
-        found = {} if measured.quick else work.share(measured)
+        if measured.quick:  # its time is that of small sizes, of which no share can be told
+            raise Missing(QUICK)
+        found = work.share(measured)
         if not found:
             raise Missing("this machine's ceilings have not been measured; run: statewise benchmark ceilings")
         return float(found["share"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import statewise.native as native
-from statewise.benchmark.case import Action, Case, Missing, with_kernels
+from statewise.benchmark.case import Action, Case, Missing
 from statewise.benchmark.processor import file_name, processor
 from statewise.benchmark.timing import Progress, time_case
 from statewise.data.made_once import cache_folder
@@ -28,7 +28,7 @@ from statewise.memory import available_memory
 from statewise.native.memory import gives_huge_pages, in_huge_pages, in_small_pages
 from statewise.reproduce.hardware import today
 
-FORMAT = 2  # of the kept file
+FORMAT = 3  # of the kept file; in 2 some products of torch.mm stood as ours
 SECONDS = 0.25  # for each ceiling
 READ = 2**29  # bytes: more than caches hold, and about what a model of 130M parameters has in float32
 SIDE_BY_SIDE = (1, 2, 8)  # rows; which is fastest depends on the processor
@@ -182,12 +182,11 @@ def _products(quick: bool) -> Iterator[Ceiling]:
         for n_rows in ROWS:
             shown = min(n_rows, 32) if quick else n_rows
             sizes = (shown, columns, outputs)
-            ways = {"torch._int_mm": functools.partial(_integer_product, *sizes)}
-            if precision != "int8":
-                ways = {
-                    "torch.mm": functools.partial(_product, *sizes, precision, ours=False),
-                    "ours": functools.partial(_product, *sizes, precision, ours=True),
-                }
+            ways = {"torch.mm": functools.partial(_their_product, *sizes, precision)}
+            if precision == "int8":
+                ways = {"torch._int_mm": functools.partial(_integer_product, *sizes)}
+            if precision == "float32":  # all that our C code multiplies: the rest would be torch.mm under our name
+                ways["ours"] = functools.partial(_our_product, *sizes)
             yield Ceiling(
                 name=product_name(precision, n_rows),
                 setting=f"{shown:,} x {columns} by {columns} x {outputs:,}",
@@ -197,14 +196,20 @@ def _products(quick: bool) -> Iterator[Ceiling]:
             )
 
 
-def _product(n_rows: int, columns: int, outputs: int, precision: str, *, ours: bool) -> Action:
-    from statewise.kernels.linear import linear
-
+def _their_product(n_rows: int, columns: int, outputs: int, precision: str) -> Action:
     dtype = getattr(torch, precision)
     x, weight = torch.randn(n_rows, columns).to(dtype), torch.randn(outputs, columns).to(dtype)
-    if ours:
-        return torch.inference_mode()(with_kernels("c", lambda: linear(x, weight)))
     return torch.inference_mode()(lambda: torch.mm(x, weight.t()))
+
+
+def _our_product(n_rows: int, columns: int, outputs: int) -> Action:
+    """The C code itself: ``linear`` leaves small products to PyTorch."""
+    from statewise.kernels.linear.native import product
+
+    if not native.available():
+        raise Missing(f"the C kernels are not available: {native.why_not()}")
+    x, weight = torch.randn(n_rows, columns), torch.randn(outputs, columns)
+    return torch.inference_mode()(lambda: product(x, weight, None))
 
 
 def _integer_product(n_rows: int, columns: int, outputs: int) -> Action:
@@ -288,16 +293,24 @@ def keep(record: Mapping[str, Any]) -> Path:
 
 
 def kept() -> dict[str, Any] | None:
-    """What was measured before on this kind of processor, with as many threads and as many kernels; else None."""
+    """What was measured before on this kind of processor, with as many threads and as many kernels; else None. A file
+    that lacks what readers of the record use counts as none."""
     try:
         record = json.loads(_path().read_text("utf-8"))
         here = _here()
         fits = {name: record[name] for name in here} == here and not record["quick"]
-        for ceiling in record["ceilings"]:
-            fits &= isinstance(ceiling["name"], str) and (ceiling["value"] is None or ceiling["value"] > 0)
+        fits &= isinstance(record["measured"], str) and isinstance(record["ceilings"], list)
+        fits &= bool(record["ceilings"]) and all(_is_whole(ceiling) for ceiling in record["ceilings"])
     except (OSError, ValueError, KeyError, TypeError, DataError):  # none, or not of ours
         return None
     return record if fits else None
+
+
+def _is_whole(ceiling: Mapping[str, Any]) -> bool:
+    """Errors: KeyError or TypeError for what is no record of a ceiling."""
+    value = ceiling["value"]
+    texts = ("name", "setting", "unit", "why" if value is None else "way")
+    return all(isinstance(ceiling[key], str) for key in texts) and (value is None or value > 0)
 
 
 def highest(ceilings: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[str, float] | None:
@@ -318,13 +331,17 @@ def bfloat16_gain(record: Mapping[str, Any] | None) -> float | None:
     return None if narrow is None or full is None else narrow / full
 
 
+def pays(gain: float) -> bool:
+    return gain >= PAYS
+
+
 def whether_bfloat16_pays(record: Mapping[str, Any] | None) -> str:
     """In a line, for whoever decides about ``train.precision``."""
     gain = bfloat16_gain(record)
     if gain is None:
         return "it is unknown whether train.precision=bfloat16 pays here; run: statewise benchmark ceilings"
     speed = f"products in bfloat16 run {gain:.1f}x as fast here as in float32"
-    if gain < PAYS:
+    if not pays(gain):
         return f"train.precision=bfloat16 does not pay: {speed}"
     return f"train.precision=bfloat16 pays in wide models, where products take most of a step: {speed}"
 

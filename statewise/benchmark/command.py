@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from statewise.benchmark.bars import run_bars
-from statewise.benchmark.ceilings import keep, kept, measure_ceilings
+from statewise.benchmark.ceilings import SECONDS, keep, kept, measure_ceilings
 from statewise.benchmark.errors import measure_errors
 from statewise.benchmark.plot import plot_cost, require_cost_plot
+from statewise.benchmark.processor import describe_here
 from statewise.benchmark.profile import STEPS, profile_model
 from statewise.benchmark.promises import all_bars
 from statewise.benchmark.run import find_workload, run_workload
@@ -26,22 +27,38 @@ from statewise.training.environment import require_threads
 
 
 def run_bars_here(*, quick: bool, seconds: float, threads: int | None) -> list[dict[str, Any]]:
-    """Errors: ConfigError for seconds that are negative or not finite."""
+    """One record for each bar, which names its ``processor``, as somebody may put those of several into one table.
+
+    Errors: ConfigError for seconds that are negative or not finite.
+    """
     _require_seconds(seconds)
     _set_threads(threads)
+    here = {"processor": describe_here()}
     known = None if quick else kept()
     if known is None and not quick:
         known = _measured_and_kept(progress=_progress())
     ceilings = [] if known is None else known["ceilings"]
-    return run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress(), ceilings=ceilings)
+    records = run_bars(all_bars(), quick=quick, seconds=seconds, progress=_progress(), ceilings=ceilings)
+    return [record | here for record in records]
 
 
 def ceilings_here(*, quick: bool, seconds: float, threads: int | None) -> dict[str, Any]:
-    """Errors: ConfigError for seconds that are negative or not finite."""
+    """Keeps what was measured, unless it was in less than the usual time: that may not replace a better record.
+
+    Errors: ConfigError for seconds that are negative or not finite.
+    """
     _require_seconds(seconds)
     _set_threads(threads)
     if quick:
         return measure_ceilings(quick=True, progress=_progress())
+    if seconds < SECONDS:
+        record = measure_ceilings(seconds=seconds, progress=_progress())
+        print(
+            f"statewise: these ceilings are not kept: --seconds {seconds:g} is too short to trust them; "
+            f"give {SECONDS:g} or more to keep them",
+            file=sys.stderr,
+        )
+        return record
     return _measured_and_kept(seconds=seconds, progress=_progress())
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import statewise.native as native
 from statewise.benchmark.errors_of_kernels import KERNELS
+from statewise.benchmark.processor import describe_here
 from statewise.benchmark.timing import Progress
 
 STRIDE, QUICK_STRIDE = 997, 99_991  # of the 2^32 patterns of a float32: a prime, so that all digits vary
@@ -91,7 +92,7 @@ def elementary_error(function: Elementary, stride: int) -> tuple[float, float]:
 def measure_errors(*, quick: bool = False, progress: Progress = lambda line: None) -> dict[str, Any]:
     """``elementary``: of each function and instruction set ``largest`` and ``mean`` in units in the last place.
     ``kernels``: of each kernel and range ``largest`` and ``mean`` of C and of PyTorch, of outputs and of gradients,
-    relative to the largest value.
+    relative to the largest value. ``processor``: a line, since PyTorch's errors depend on it.
 
     quick: fewer numbers, one small size: whether everything runs
     """
@@ -110,4 +111,4 @@ def measure_errors(*, quick: bool = False, progress: Progress = lambda line: Non
         for values in kernel.ranges:
             progress(f"{kernel.name}, {values}")
             found.append({"name": kernel.name, "range": values, "sides": kernel.errors(values, quick=quick)})
-    return {"elementary": elementary, "kernels": found, "quick": quick}
+    return {"elementary": elementary, "kernels": found, "quick": quick, "processor": describe_here()}

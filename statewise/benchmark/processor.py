@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from statewise import native
 from statewise.reproduce.hardware import cpu_model
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -53,6 +56,15 @@ def describe_processor(record: dict[str, Any]) -> str:
     """One line."""
     known = [f"{name} {record[name]}" for name in ("family", "model", "stepping") if record[name] is not None]
     return ", ".join([record["name"], *known, " ".join(record["extensions"])]).rstrip(", ")
+
+
+def describe_here() -> str:
+    """One line: this processor, the instruction set that the C kernels use on it, and the threads. It belongs to every
+    figure that depends on them."""
+    c_kernels = f"C kernels in {native.instruction_set()}" if native.available() else "no C kernels"
+    n_threads = torch.get_num_threads()
+    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
+    return f"{describe_processor(processor())}; {c_kernels}, {threads}"
 
 
 def file_name(record: dict[str, Any], n_threads: int) -> str:

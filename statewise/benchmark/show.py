@@ -42,7 +42,10 @@ def errors_tables(record: Mapping[str, Any]) -> list[Table]:
         for one in record["kernels"]
         for side, found in one["sides"].items()
     ]
-    notes = ("Errors of outputs, and the largest of gradients, relative to the largest value of their tensor.",)
+    notes = (
+        "Errors of outputs, and the largest of gradients, relative to the largest value of their tensor.",
+        f"Measured on {record['processor']}.",
+    )
     return [*tables, Table("kernels in float32 compared with their definitions in float64", columns, rows, notes)]
 
 
@@ -91,7 +94,8 @@ def bars_table(records: Sequence[Mapping[str, Any]]) -> Table:
         rows = [(*row, share) for row, share in zip(rows, shares, strict=True)]
     held = sum(record["holds"] is True for record in records)
     told = sum(record["holds"] is not None for record in records)
-    return Table("bars", columns, rows, (f"{held} of {told} hold",))
+    title = f"bars on {records[0]['processor']}" if records else "bars"
+    return Table(title, columns, rows, (f"{held} of {told} hold",))
 
 
 def profile_table(record: Mapping[str, Any], title: str) -> Table:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from statewise import __version__, native
-from statewise.benchmark.ceilings import kept
+from statewise.benchmark.ceilings import bfloat16_gain, kept, pays
 from statewise.benchmark.processor import processor
 from statewise.decoding.reading import WAYS, asked_for, uses_vnni
 from statewise.kernels import describe
@@ -30,9 +30,10 @@ PROBE_TOKENS = 1024
 
 def environment() -> dict[str, Any]:
     """Versions, devices, threads, and for each kernel which path runs and why the others do not, and the same of each
-    GPU (``cards``); the processor, and its ``ceilings`` if `statewise benchmark ceilings` has measured them, else None.
+    GPU (``cards``); the processor, and its ``ceilings`` if `statewise benchmark ceilings` has measured them, else None;
+    ``bfloat16``: whether training in it pays here.
     """
-    kernels = describe()
+    kernels, ceilings = describe(), kept()
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "statewise": __version__,
@@ -43,12 +44,20 @@ def environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "processor": processor(),
-        "ceilings": kept(),
+        "ceilings": ceilings,
+        "bfloat16": _bfloat16(ceilings),
         "c_kernels": _c_kernels(),
         "decoding": _decoding(),
         "kernels": [status._asdict() for status in kernels],
         "cards": [status._asdict() for status in on_cards([status.kernel for status in kernels])],
     }
+
+
+def _bfloat16(ceilings: dict[str, Any] | None) -> dict[str, Any]:
+    """``gain``: how many times as fast as in float32 products are, and whether training in it ``pays``; None where
+    that was not measured."""
+    gain = bfloat16_gain(ceilings)
+    return {"gain": gain, "pays": None if gain is None else pays(gain)}
 
 
 def _decoding() -> dict[str, Any]:

@@ -274,22 +274,22 @@ class Mixer(Freezable, Layer):
         return self
 
 
-def check_weight(x: Tensor, weight: Tensor, reader: str) -> None:
+def check_weight(x: Tensor, weight: Tensor, reader: str, name: str = "x") -> None:
     """What a linear layer can read: an x on the device of its weight, in the dtype of its weight or, where autocast
     converts both, in any but float64 beside another.
 
-    Errors:  InputError that names ``reader``.
+    Errors:  InputError that names ``reader``, and x by ``name``.
     """
     if x.device != weight.device:
-        raise InputError(f"{reader} needs x on {weight.device}, where its parameters are, got {x.device}")
+        raise InputError(f"{reader} needs {name} on {weight.device}, where its parameters are, got {x.device}")
     if x.dtype == weight.dtype:
         return
     automatic = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
     if automatic and x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype):
         return
     raise InputError(
-        f"{reader} needs x in the dtype of its parameters, {weight.dtype}, got {x.dtype}; use x.to({weight.dtype}), "
-        f"or convert the module with .to(dtype)"
+        f"{reader} needs {name} in the dtype of its parameters, {weight.dtype}, got {x.dtype}; use "
+        f"{name}.to({weight.dtype}), or convert the module with .to(dtype)"
     )
 
 

@@ -132,7 +132,7 @@ class MemoryReader(Mixer):
         """
         name = f"{type(self).__name__}.read"
         check_input(memory, self.d_memory, name, "memory")
-        check_weight(memory, self.memory_proj.weight, name)
+        check_weight(memory, self.memory_proj.weight, name, "memory")
         masks = build_masks(memory, lengths, starts)
         document = torch.zeros(memory.shape[:2], dtype=torch.int64, device=memory.device)
         if masks.starts is not None and masks.segments is not None:

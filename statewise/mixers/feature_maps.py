@@ -14,7 +14,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 
-_FAR = 500.0  # products, beyond which an exponential or the ratio of two leaves float64
+_FAR = 500.0  # logarithms, beyond which an exponential or the ratio of two leaves float64
 
 
 class FeatureMap(NamedTuple):
@@ -97,10 +97,11 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
               causal: query t sees the keys up to t + n_keys - length, so that the last query sees all of them
     Cost:     O(length n_keys (d + order)); no features are made, of which there are about d^order.
     Numerics: in float64: ``similarity`` and ``bound`` to about 1e-8 of themselves, however small, and infinite where
-              they are beyond float64; ``attention`` to about 1e-8 of the largest ``similarity``, and if a product is
-              beyond 500 to 1e-12 or so. The error grows with |s|, not with d: what counts is how large queries and keys
+              they are beyond float64; ``attention`` to about 1e-8 of the largest ``similarity``, and to 1e-12 or so
+              where that is large. The error grows with |s|, not with d: what counts is how large queries and keys
               are. With an odd order a sum of weights may be near 0, and ``attention`` then has no bound.
-    Errors:   InputError if q and k do not fit, for an order below 0, and for causal queries that see no key.
+    Errors:   InputError if q and k do not fit or are not real tensors, for an order below 0, and for causal queries
+              that see no key.
     Source:   Taylor's theorem with Lagrange's remainder; the map: :func:`taylor`.
 
     >>> q = k = torch.ones(1, 4)
@@ -109,6 +110,10 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     """
     if not isinstance(order, int) or isinstance(order, bool) or order < 0:
         raise InputError(f"taylor_error needs order as an integer of at least 0, got {order!r}")
+    for name, given in (("q", q), ("k", k)):
+        if not isinstance(given, Tensor) or given.is_complex():
+            found = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise InputError(f"taylor_error needs {name} as a tensor of real numbers, got {found}; convert it first")
     fits = q.ndim >= 2 and k.ndim >= 2 and q.shape[-1] == k.shape[-1] and 0 not in (*q.shape[-2:], *k.shape[-2:])
     fits = fits and all(a == b or 1 in (a, b) for a, b in zip(q.shape[-3::-1], k.shape[-3::-1]))
     if not fits or (causal and k.shape[-2] < q.shape[-2]):
@@ -130,10 +135,10 @@ def taylor_error(q: Tensor, k: Tensor, order: int, *, causal: bool = True) -> Ta
     a, off = hidden.softmax(-1), off.masked_fill(~seen, 0.0)
     mean = (a * off).sum(-1, keepdim=True)
     moved = (a * (off - mean)).abs().sum(-1) / (1 - mean.squeeze(-1)).abs() / 2
-    far = (s.abs() > _FAR).any(-1)
-    if bool(far.any()):  # exponentials or their ratios are beyond float64
+    near = (a * off).abs().sum(-1) <= 0.5  # not so for infinity times 0
+    if not bool(near.all()):  # 1 - mean may be rounding, and off beyond float64; but no error is small there
         series = _weights_by_logarithms(s, seen, order)
-        moved = torch.where(far, (a - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2, moved)
+        moved = torch.where(near, moved, (a - series / series.sum(-1, keepdim=True)).abs().sum(-1) / 2)
     return TaylorError(similarity.amax((-1, -2)), bound.amax((-1, -2)), moved.amax(-1))
 
 

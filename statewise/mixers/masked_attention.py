@@ -119,9 +119,9 @@ class StructuredMaskedAttention(LinearAttention):
         """
         name = f"{type(self).__name__}.attend"
         memory = x if memory is None else memory
-        for given in (x, memory):
-            check_input(given, self.d_model, name)
-            check_weight(given, self.in_proj.weight, name)
+        for called, given in (("x", x), ("memory", memory)):
+            check_input(given, self.d_model, name, called)
+            check_weight(given, self.in_proj.weight, name, called)
         if not isinstance(mask, (Tensor, StructuredMatrix)):
             raise InputError(f"{name} needs mask as a tensor or a structured matrix, got {type(mask).__name__}")
         if mask.dtype.is_complex:

@@ -36,7 +36,8 @@ def available() -> bool:
 
 def why_not() -> str | None:
     """Why the library is missing, in one line; None if it is there."""
-    return _load()[1]
+    why, wanted = _load()[1], os.environ.get("STATEWISE_ISA")
+    return f"{why}; STATEWISE_ISA={wanted} has no effect without them" if why and wanted else why
 
 
 def library_path() -> Path:
@@ -143,6 +144,9 @@ def _chosen() -> str:
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     path = library_path()
+    given = os.environ.get("STATEWISE_LIBRARY")
+    if given and not path.is_file():
+        return None, f"STATEWISE_LIBRARY={given} is no file; name the library with its path, or unset the variable"
     if not path.exists():
         reason = path.with_suffix(".txt")
         why = reason.read_text().strip() if reason.exists() else "statewise was installed without building them"
@@ -150,8 +154,8 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        return None, f"{path.name} does not load: {error}"
-    if not os.environ.get("STATEWISE_LIBRARY") and build.SOURCE.is_dir():
+        return None, f"{f'STATEWISE_LIBRARY={given}' if given else path.name} does not load: {error}"
+    if not given and build.SOURCE.is_dir():
         built_from = bytes((ctypes.c_char * 16).in_dll(library, "statewise_sources")).decode()
         if built_from != build.sources_digest():
             return None, f"{path.name} was built from different sources; run: python {build.__file__}"

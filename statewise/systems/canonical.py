@@ -278,7 +278,7 @@ def _characteristic_polynomial(A: Tensor) -> Tensor:
 
 
 def _warn_if_useless(form: str, condition: Tensor, system: System) -> None:
-    worst = float(condition.max())
+    worst = float(condition.max()) if condition.numel() else 0.0  # a batch of none
     if worst * torch.finfo(system.A.dtype).eps > _DIGITS_LEFT:
         warnings.warn(
             f"{form}: the new coordinates have condition {worst:.1e}, too much for {system.A.dtype}: responses of the "

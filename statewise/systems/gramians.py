@@ -104,7 +104,7 @@ def balanced_truncation(system: _S, n_states: int) -> Truncated[_S]:
         raise InputError(f"n_states must be a whole number from 1 to the system's {n} states, got {n_states!r}")
     reached, seen = _factor(A, B, system), _factor(A.mH, C.mH, system)
     U, hankel, Vh = torch.linalg.svd(seen.mH @ reached)
-    n_real = int(significant(hankel).amin())
+    n_real = int(significant(hankel).amin()) if hankel.numel() else n  # a batch of none refuses nothing
     if n_states > n_real:
         raise InputError(
             f"n_states={n_states}, but only {n_real} Hankel singular values are above rounding; ask for no more"
@@ -142,6 +142,8 @@ def _with_outputs(system: System) -> Matrices:
 
 def _factor(A: Tensor, B: Tensor, system: System) -> Tensor:
     """L (..., n, n) with L L* = the Gramian of A (..., n, n) and B (..., n, m)."""
+    if not A.numel():  # a batch of none
+        return A.new_zeros(A.shape)
     poles = torch.linalg.eigvals(A)
     if not bool((system._growth(poles) < 0).all()):
         worst = poles.flatten()[system._growth(poles).flatten().argmax()].item()

@@ -102,7 +102,8 @@ class Seen(NamedTuple):
 def responses(parts: Parts, z: Tensor) -> Seen:
     A, B, C = (x.to(torch.complex128) for x in parts)
     resolvent = z[:, None, None] * torch.eye(len(A), dtype=A.dtype, device=A.device) - A
-    to_state = torch.linalg.solve(resolvent, B)
+    # solve() reads a B (len(z), n) of fewer axes than the matrices as a batch of vectors
+    to_state = torch.linalg.solve(resolvent, B.expand(len(z), *B.shape))
     to_output = torch.linalg.solve(resolvent, C.expand(len(z), *C.shape), left=False)
     largest = torch.minimum(C.abs() @ to_state.abs(), to_output.abs() @ B.abs())
     return Seen(to_state, to_output, C @ to_state, largest)

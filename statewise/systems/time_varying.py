@@ -10,6 +10,7 @@ from torch import Tensor
 
 from statewise.errors import InputError
 from statewise.semiseparable import BlockSequentiallySemiseparable
+from statewise.systems.double_word import real_dtype
 from statewise.systems.rules import check_dtypes, check_method, generalized_bilinear, transition_dense
 
 Coefficient = Tensor | Callable[[Tensor], Tensor]
@@ -94,9 +95,7 @@ class TimeVaryingSystem:
         dt = times.diff()
         if not bool((dt > 0).all()) or not bool(times.isfinite().all()):
             raise InputError("times must ascend and be finite")
-        if method == "foh":
-            raise InputError("foh is not defined for a system that changes with time; use zoh or bilinear")
-        weight = check_method(method, alpha)
+        weight = _weight(method, alpha)
         start, end, middle = times[:-1], times[1:], times[:-1] + dt / 2
         C = self._values("C", end)
         D = None if self.D is None else self._values("D", end)
@@ -128,10 +127,34 @@ class TimeVaryingSystem:
     ) -> tuple[Tensor, Tensor | None]:
         """The outputs at the ends of the steps: :meth:`discretize`, then its ``simulate``.
 
+        No steps (T = 0, one time) have no outputs, and leave the state as it was; functions are asked for no more than
+        their shapes then, at that time.
+
         Shapes:  u: (..., T, m)   state: (..., n) at times[0]   times: (T + 1,)
                  ->   y: (..., T, p), the state (..., n)
+        Errors:  those of :meth:`discretize`; InputError for a u or a state of another shape or dtype. u is real in the
+                 system's precision, or complex for a complex system.
         """
-        return self.discretize(times, method, alpha=alpha).simulate(u, state)
+        if not isinstance(u, Tensor):
+            raise InputError(f"u must be a tensor, got {type(u).__name__}; use torch.as_tensor(u)")
+        if _is_one_time(times) and u.ndim >= 2 and u.shape[-2] == 0:
+            _weight(method, alpha)
+            A, B, C, D = (None if getattr(self, name) is None else self._no_values(name, times) for name in "ABCD")
+            assert A is not None
+            assert B is not None
+            assert C is not None
+            _check_fit(A, B, C, D)
+            u, leading = _driven(u, state, A, B)
+            y = u.new_zeros(*leading, 0, C.shape[-2])
+            return y, None if state is None else state.expand(*leading, A.shape[-1])
+        steps = self.discretize(times, method, alpha=alpha)
+        u, _ = _driven(u, state, steps.A, steps.B)
+        return steps.simulate(u, state)
+
+    def _no_values(self, name: str, times: Tensor) -> Tensor:
+        """(0, rows, columns): the shape and the dtype of a coefficient."""
+        given = getattr(self, name)
+        return self._values(name, times[:0]) if isinstance(given, Tensor) else _stacked(name, [given(times[0])])[:0]
 
     def _both_ends(self, name: str, times: Tensor) -> tuple[Tensor, Tensor]:
         """At the starts and at the ends of the steps: samples are held from the one to the other."""
@@ -150,11 +173,7 @@ class TimeVaryingSystem:
             _check_finite(given, lambda k: f"the samples of {name} hold NaN or infinity, first that of step {k}")
             return given
         values = [given(t) for t in times]
-        for value in values:
-            if not isinstance(value, Tensor) or value.ndim != 2 or value.shape != values[0].shape:
-                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise InputError(f"{name}(t) must be a tensor of two axes, of one shape at all times; got {shape}")
-        stacked = torch.stack(values)
+        stacked = _stacked(name, values)
         _check_finite(
             stacked,
             lambda k: (
@@ -163,6 +182,43 @@ class TimeVaryingSystem:
             ),
         )
         return stacked
+
+
+def _weight(method: str, alpha: float | None) -> float | None:
+    if method == "foh":
+        raise InputError("foh is not defined for a system that changes with time; use zoh or bilinear")
+    return check_method(method, alpha)
+
+
+def _is_one_time(times: object) -> bool:
+    return isinstance(times, Tensor) and times.shape == (1,) and times.is_floating_point()
+
+
+def _driven(u: Tensor, state: Tensor | None, A: Tensor, B: Tensor) -> tuple[Tensor, torch.Size]:
+    """u in the dtype of A (T, n, n), and the leading axes of u and the state."""
+    (T, n, m), real = (*A.shape[:2], B.shape[-1]), real_dtype(A)
+    if u.ndim < 2 or tuple(u.shape[-2:]) != (T, m) or u.dtype not in (real, A.dtype):
+        raise InputError(f"u must be (..., {T}, {m}) in {real}; got {u.dtype} {tuple(u.shape)}")
+    if state is None:
+        return u.to(A.dtype), u.shape[:-2]
+    if not isinstance(state, Tensor):
+        raise InputError(f"state must be a tensor, got {type(state).__name__}; use torch.as_tensor(state)")
+    if not state.ndim or state.shape[-1] != n or state.dtype != A.dtype:
+        raise InputError(f"state must be (..., {n}) in {A.dtype}; got {state.dtype} {tuple(state.shape)}")
+    try:
+        return u.to(A.dtype), torch.broadcast_shapes(u.shape[:-2], state.shape[:-1])
+    except RuntimeError:
+        raise InputError(
+            f"the leading axes of u {tuple(u.shape)} and state {tuple(state.shape)} do not broadcast; give both alike"
+        ) from None
+
+
+def _stacked(name: str, values: list[Tensor]) -> Tensor:
+    for value in values:
+        if not isinstance(value, Tensor) or value.ndim != 2 or value.shape != values[0].shape:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"{name}(t) must be a tensor of two axes, of one shape at all times; got {shape}")
+    return torch.stack(values)
 
 
 def _check_finite(values: Tensor, problem: Callable[[int], str]) -> None:

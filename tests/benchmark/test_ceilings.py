@@ -13,7 +13,7 @@ from statewise import native
 from statewise.benchmark import bars, ceilings, measured
 from statewise.benchmark.bars import run_bars, speed
 from statewise.benchmark.case import OURS, Case, Workload
-from statewise.benchmark.processor import describe_processor, file_name, processor
+from statewise.benchmark.processor import describe_here, describe_processor, file_name, processor
 from statewise.benchmark.timing import Times
 from statewise.benchmark.workloads import WORKLOADS, models, scan, ssd
 from statewise.cli import run
@@ -101,6 +101,33 @@ def test_bars_are_shares_of_what_binds_them(monkeypatch: pytest.MonkeyPatch) -> 
     (told,) = run_bars([bars.share("share", "case", work, 0.8)])
     assert told["ratio"] is None
     assert "statewise benchmark ceilings" in told["why"]
+    (told,) = run_bars([bars.share("share", "case", work, 0.8)], ceilings=machine, quick=True)
+    assert (told["ratio"], told["holds"], told["why"]) == (None, None, "quick")
+
+
+@needs_library
+@pytest.mark.parametrize("quick", [False, True])
+def test_ours_is_our_code(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    function = native.function
+
+    def told(name: str, *how: Any) -> Any:
+        called.append(name)
+        return function(name, *how)
+
+    monkeypatch.setattr(native, "function", told)
+    having = [one for one in ceilings.all_ceilings(quick) if "ours" in one.ways]
+    assert [one.name for one in having] == [ceilings.product_name("float32", n) for n in ceilings.ROWS]
+    for one in having:
+        called.clear()
+        one.ways["ours"]()()
+        assert {"matmul", "matmul_few"} & {*called}, one.name
+    for one in ceilings.all_ceilings(quick):
+        if one.name.startswith("product"):
+            called.clear()
+            theirs = next(prepare for way, prepare in one.ways.items() if way != "ours")
+            theirs()()
+            assert not called, one.name
 
 
 def test_kept_for_this_machine_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +145,48 @@ def test_kept_for_this_machine_and_threads(tmp_path: Path, monkeypatch: pytest.M
         assert ceilings.kept() is None
 
 
+def test_a_kept_file_that_lacks_what_readers_use_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path))
+    head = {"name": "reading", "setting": "", "unit": "GB/s"}
+    found: list[dict[str, Any]] = [{**head, "value": 1.0, "way": "one"}, {**head, "value": None, "why": "absent"}]
+    whole = ceilings._here() | {"quick": False, "measured": "2026-01-01", "ceilings": found}
+    ceilings.keep(whole)
+    assert ceilings.kept() == whole
+    damaged = [{key: value for key, value in whole.items() if key != lost} for lost in whole]
+    for i, one in enumerate(found):
+        for lost in one:
+            rest = {key: value for key, value in one.items() if key != lost}
+            damaged.append(whole | {"ceilings": [*found[:i], rest, *found[i + 1 :]]})
+    wrong: list[Any] = [[], {}, [None], ["reading"], [found[0] | {"value": "1"}]]
+    damaged += [whole | {"ceilings": one} for one in wrong]
+    damaged.append(whole | {"measured": None})
+    for record in damaged:
+        ceilings.keep(record)
+        assert ceilings.kept() is None, record
+    assert run(["info", "--no-json"]) == 0
+    assert "not measured; run: statewise benchmark ceilings" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_short_measurement_is_shown_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path))
+    quick = ceilings.all_ceilings(True)[-1:]
+    monkeypatch.setattr(ceilings, "all_ceilings", lambda quick_: list(quick))
+    assert run(["benchmark", "ceilings", "--seconds", "0.02", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)["ceilings"]) == 1
+    assert [line for line in err.splitlines() if line.startswith("statewise: ")] == [
+        "statewise: these ceilings are not kept: --seconds 0.02 is too short to trust them; "
+        "give 0.25 or more to keep them"
+    ]
+    assert ceilings.kept() is None
+    assert run(["benchmark", "ceilings", "--seconds", "0.25", "--json"]) == 0
+    assert ceilings.kept() == json.loads(capsys.readouterr().out)
+
+
 def test_the_processor(tmp_path: Path) -> None:
     text = "vendor_id : V\ncpu family : 6\nmodel : 143\nmodel name : M (R) 1\nflags : fpu avx2 amx_bf16\n\nmodel : 7\n"
     (tmp_path / "cpuinfo").write_text(text)
@@ -127,6 +196,10 @@ def test_the_processor(tmp_path: Path) -> None:
     assert describe_processor(found) == "M (R) 1, family 6, model 143, avx2 amx_bf16"
     assert file_name(found, 2) == "m-r-1-6-143-of-2-2-threads.json"
     assert processor(tmp_path / "none")["extensions"] == []
+    c_kernels = f"C kernels in {native.instruction_set()}" if native.available() else "no C kernels"
+    n_threads = torch.get_num_threads()
+    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
+    assert describe_here() == f"{describe_processor(processor())}; {c_kernels}, {threads}"
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,11 +217,16 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "near 4096" in out
     monkeypatch.setenv("STATEWISE_PREFETCH", "passing 512")
     assert run(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["decoding"]["asked"] == "passing 512"
+    told = json.loads(capsys.readouterr().out)
+    assert told["decoding"]["asked"] == "passing 512"
+    assert told["bfloat16"] == {"gain": None, "pays": None}  # not measured
     monkeypatch.delenv("STATEWISE_PREFETCH")
     ceilings.keep(record | {"quick": False})
     assert run(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ceilings"]["ceilings"] == record["ceilings"]
+    told = json.loads(capsys.readouterr().out)
+    assert told["ceilings"]["ceilings"] == record["ceilings"]
+    gain = ceilings.bfloat16_gain(record)
+    assert told["bfloat16"] == {"gain": gain, "pays": None if gain is None else gain >= 1.5}
     assert run(["info", "--no-json"]) == 0
     out = capsys.readouterr().out
     assert "fastest way" in out

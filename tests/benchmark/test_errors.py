@@ -12,6 +12,7 @@ import torch
 import statewise.kernels
 from statewise import native
 from statewise.benchmark.errors import Elementary, elementary_error, in_last_places
+from statewise.benchmark.processor import describe_here
 from statewise.benchmark.show import errors_tables
 from statewise.cli import run
 
@@ -27,7 +28,9 @@ def test_every_kernel_is_near_its_definition(capsys: pytest.CaptureFixture[str])
             assert found.get("gradients", 0.0) <= 1e-5, one
     assert len(record["elementary"]) == 6 * len(native.instruction_sets())
     assert all(one["largest"] <= 2 for one in record["elementary"])
+    assert record["processor"] == describe_here()
     tables = errors_tables(record)
+    assert tables[-1].notes[-1] == f"Measured on {describe_here()}."
     assert len(tables[-1].rows) == sum(len(one["sides"]) for one in record["kernels"])
 
 

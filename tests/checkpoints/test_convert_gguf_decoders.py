@@ -128,12 +128,21 @@ def test_another_number_of_positions_is_refused(tmp_path: Path) -> None:
 
 UNWRITTEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "tied": ("gptneox", {"tie_embeddings": True}, "tie_embeddings=True"),
-    "offset": ("gpt2", {"position_offset": 2}, "position_offset=2.*no GPT-Neo or OPT"),
+    "offset": (
+        "gpt2",
+        {"position_offset": 2},
+        "^GGUF has no OPT, which this model is, only GPT-2 and GPT-NeoX; write it as 'transformers'$",
+    ),
     "narrow": ("gpt2", {"d_embedding": 8}, "d_embedding=8"),
     "norm": ("gpt2", {"norm": None}, "norm=None"),
     "exact GELU": ("gpt2", {"layers": (replace(GPT2, mlp=sw.MLPConfig()),)}, "activation='gelu'"),
     "window": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, window=4)),)}, "window=4"),
     "scale": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, scale=1.0)),)}, "scale=1.0"),
+    "GPT-Neo": (
+        "gpt2",
+        {"layers": (replace(GPT2, mixer=replace(HEADS, bias=False, output_bias=True, scale=1.0)),)},
+        "^GGUF has no GPT-Neo, which this model is, only GPT-2 and GPT-NeoX; write it as 'transformers'$",
+    ),
     "no bias": ("gpt2", {"layers": (replace(GPT2, mixer=replace(HEADS, bias=False)),)}, "bias=False"),
     "no mlp": ("gpt2", {"layers": (HEADS,)}, "norm='rms'"),
     "no mlp, normed": ("gpt2", {"layers": (replace(GPT2, mlp=None),)}, "mlp=None"),

@@ -282,7 +282,10 @@ def test_what_does_not_fit_is_refused() -> None:
     x, memory = signals(mixer)
     for call, words in (
         (lambda: mixer.read(memory[..., :4]), r"CrossAttention\.read needs memory of shape \(batch, length, 5\)"),
-        (lambda: mixer.read(memory.float()), "float64"),
+        (
+            lambda: mixer.read(memory.float()),
+            r"read needs memory in the dtype of its parameters, torch.float64, .* use memory\.to\(torch\.float64\), or",
+        ),
         (lambda: mixer.read(memory, lengths=torch.tensor([1, 2, 12])), "0..11"),
         (lambda: mixer(x, mixer.read(memory[:2])), "needs state.keys of shape"),
         (lambda: mixer(x, mixer.read(memory)._replace(document=torch.zeros(3, 2).long())), "of one length"),

@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: mixer.attend(x, OneSemiseparable(torch.rand(5, dtype=torch.complex128))), "mask of real numbers"),
         (lambda: mixer.attend(x[:1], torch.ones(5, 7, dtype=D), memory), r"\(1, 5, 8\)"),
         (lambda: mixer.attend(x.float(), torch.ones(5, 5)), "float64"),
+        (lambda: mixer.attend(x, torch.ones(5, 7), memory.float()), "needs memory in the dtype of its parameters"),
         (lambda: mixer.attend(x, torch.ones(5, 7, dtype=D), memory, memory_lengths=torch.tensor([8, 1])), r"0\.\.7"),
         (lambda: mixer.attend(x, OneSemiseparable(torch.rand(5))), "float64, and the mask is .*float32"),
         (

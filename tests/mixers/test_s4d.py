@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,22 @@ def test_equal_to_the_published_equations(options: dict) -> None:
     x = torch.randn(2, 25, 4, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(mixer(x)[0], published(mixer, x), atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("initialization", ["legs", "real"])
+def test_the_softmax_at_another_rate(initialization: str) -> None:
+    """Twice the step is as long a time in half as many steps: the layer of dt and a length of 24 at rate 2 is that of
+    2 dt and a length of 12."""
+    torch.manual_seed(0)
+    config = S4DConfig(d_state=4, initialization=initialization, softmax_length=24)
+    mixer, other = (prepared(replace(config, softmax_length=length).build(4)) for length in (24, 12))
+    other.load_state_dict(mixer.state_dict())
+    with torch.no_grad():
+        other.dynamics.log_dt.add_(math.log(2))
+        x = torch.randn(2, 20, 4, dtype=torch.float64)
+        set_rate(mixer, 2.0)
+        torch.testing.assert_close(mixer(x)[0], other(x)[0], atol=1e-11, rtol=1e-10)
+        torch.testing.assert_close(mixer(x)[0], published(other, x), atol=1e-11, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,65 @@ def test_errors_far_below_zero_are_infinite_and_no_nan() -> None:
 def test_errors_of_what_does_not_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(InputError, match="taylor_error needs q"):
         taylor_error(torch.ones(shapes[0]), torch.ones(shapes[1]), 2)
+
+
+SIZES = (1e-6, 0.1, 1.0, 10.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 60.0, 100.0, 300.0, 380.0, 499.0, 501.0, 900.0)
+
+
+def attention_moved(products: list[float], order: int) -> tuple[float, float]:
+    """The definition, of 50 digits more than the largest exponentials have; and how far the sum of the weights is from
+    cancelling, of 1."""
+    with localcontext() as context:
+        context.prec = 900
+        s = [Decimal(x) for x in products]
+        exact = [x.exp() for x in s]
+        series = []
+        for x in s:
+            term = total = Decimal(1)
+            for n in range(1, order + 1):
+                term = term * x / n
+                total += term
+            series.append(total)
+        moved = sum(abs(a / sum(exact) - b / sum(series)) for a, b in zip(exact, series)) / 2
+        return float(moved), float(abs(sum(series)) / sum(abs(b) for b in series))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", SIZES)
+def test_attention_of_products_of_every_size(size: float, order: int) -> None:
+    """Queries see one key, two, ...: the largest product last, first, and beside its negative."""
+    for products in ([size, size - 1, 1e-9], [1e-9, size - 1, size], [size, -size], [0.3, -size, -size / 2]):
+        k = torch.tensor(products, dtype=torch.float64).unsqueeze(1)
+        rows = [attention_moved(products[: i + 1], order)[0] for i in range(len(products))]
+        found = taylor_error(torch.ones(len(products), 1, dtype=torch.float64), k, order)
+        assert float(found.attention) == pytest.approx(max(rows), rel=1e-8)
+        found = taylor_error(torch.ones(1, 1, dtype=torch.float64), k, order, causal=False)
+        assert float(found.attention) == pytest.approx(rows[-1], rel=1e-8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("order", [1, 2, 3, 8])
+def test_attention_of_random_products(order: int, causal: bool) -> None:
+    """Products of up to 50 or so, of both signs."""
+    torch.manual_seed(0)
+    q, k = 5 * torch.randn(2, 3, 4, dtype=torch.float64), 5 * torch.randn(2, 5, 4, dtype=torch.float64)
+    found = taylor_error(q, k, order, causal=causal).attention
+    for head in range(2):
+        s = (q[head] @ k[head].mT * 0.5).tolist()
+        rows = [attention_moved(row[: i + 3] if causal else row, order) for i, row in enumerate(s)]
+        worst, conditioned = max(rows)
+        assert float(found[head]) == pytest.approx(worst, rel=1e-10 / conditioned)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "message"),
+    [
+        (torch.ones(2, 2) + 0j, torch.ones(2, 2), "needs q as a tensor of real numbers, got torch.complex64"),
+        (torch.ones(2, 2), torch.ones(2, 2) + 0j, "needs k as a tensor of real numbers, got torch.complex64"),
+        ([[1.0]], torch.ones(1, 1), "needs q as a tensor of real numbers, got list; convert it first"),
+        (torch.ones(1, 1), [[1.0]], "needs k as a tensor of real numbers, got list"),
+    ],
+)
+def test_errors_of_what_is_no_real_tensor(q: Any, k: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^taylor_error {message}"):
+        taylor_error(q, k, 2)

@@ -16,6 +16,8 @@ CONFIGS = [
     TCNConfig(),
     TCNConfig(dilation=4),
     TCNConfig(n_taps=1),
+    TCNConfig(n_taps=4),
+    TCNConfig(n_taps=7, dilation=2),
     TCNConfig(n_taps=2, dilation=9, n_convolutions=3, activation="gelu"),
 ]
 

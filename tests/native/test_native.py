@@ -82,9 +82,38 @@ def test_without_the_library_everything_says_so(tmp_path: Path) -> None:
         "print(linear_scan(a, a, torch.zeros(1, 1)).flatten().tolist())\n"
         "print(native.why_not())\n"
     )
-    environment = {"STATEWISE_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": ":".join(sys.path)}
+    library = tmp_path / "none.so"
+    environment = {"STATEWISE_LIBRARY": str(library), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[0.5, 0.75, 0.875]\nstatewise was installed without building them\n"
+    why = f"STATEWISE_LIBRARY={library} is no file; name the library with its path, or unset the variable"
+    assert done.stdout == f"[0.5, 0.75, 0.875]\n{why}\n"
+
+
+@pytest.fixture
+def loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for the library anew within the test, and forgets what was found."""
+    monkeypatch.setattr(native, "_load", native._load.__wrapped__)
+    monkeypatch.delenv("STATEWISE_LIBRARY", raising=False)
+    monkeypatch.delenv("STATEWISE_ISA", raising=False)
+
+
+@pytest.mark.usefixtures("loaded_again")
+def test_why_there_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_HERE", tmp_path)
+    assert native.why_not() == "statewise was installed without building them"
+    monkeypatch.setenv("STATEWISE_ISA", "avx2")
+    assert native.why_not() == (
+        "statewise was installed without building them; STATEWISE_ISA=avx2 has no effect without them"
+    )
+    monkeypatch.delenv("STATEWISE_ISA")
+    for place in (tmp_path, tmp_path / "nope"):
+        monkeypatch.setenv("STATEWISE_LIBRARY", str(place))
+        assert native.why_not() == (
+            f"STATEWISE_LIBRARY={place} is no file; name the library with its path, or unset the variable"
+        )
+    (tmp_path / "text.so").write_text("no library")
+    monkeypatch.setenv("STATEWISE_LIBRARY", str(tmp_path / "text.so"))
+    assert str(native.why_not()).startswith(f"STATEWISE_LIBRARY={tmp_path / 'text.so'} does not load: ")
 
 
 def test_backends_by_name() -> None:

@@ -17,7 +17,7 @@ from training_runs import train_config
 from statewise.cli import run as command_line
 from statewise.data.labelled_batches import LabelledBatches, batches_in_order
 from statewise.data.long_range import LongRangeDataConfig, TokenRowsSplit
-from statewise.errors import ConfigError, DataError
+from statewise.errors import CheckpointError, ConfigError, DataError
 from statewise.evaluate.labelled.classification import evaluate_classifier
 from statewise.mixers.s4d import S4DConfig
 from statewise.models.classifier import SequenceClassifierConfig
@@ -266,6 +266,38 @@ def test_rows_that_are_not_the_published_ones_are_told_below_the_table(tmp_path:
     assert f"* listops: {rows.format('96,000, 2,000, 2,000')}; rows are cut to 100 steps, the published ones to" in page
     assert "* text: validation is the test split, as published; " in page
     assert "the vocabulary has 14 tokens, the published one 135." in page
+
+
+def test_a_finished_folder_is_reported_without_its_data(tmp_path: Path, cache: Path) -> None:
+    """Only the data of a task with a part left are opened; a folder that does not know its data says what lacks."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    write_lists(data / "listops")
+    few = ['tasks=["listops","listops-gen"]', 'models=["s4d"]', "minutes=null", "steps=1", "d_model=8", "n_layers=1"]
+    few += ["d_state=4", "batch_size=4", "workers=1", f"folder={json.dumps(str(data))}"]
+    rows = [f"listops-gen:data.n_{split}=8" for split in ("train", "validation", "test")]
+    rows += ["data.max_length=100", "listops-gen:data.min_length=8"]
+    config = settings("lra", assignments=[*few, f"settings={json.dumps(rows)}"])
+    first = reproduce("lra", run, config, plots=False)
+    assert first.record is not None
+    data.rename(tmp_path / "elsewhere")
+    again = reproduce("lra", run, config, plots=False)
+    assert again.record is not None
+    assert again.record["figures"] == first.record["figures"]
+    (run / "parts" / "listops-gen-s4d-0.json").unlink()  # which needs no files
+    assert reproduce("lra", run, config, plots=False).record is not None
+    known = (run / "data.json").read_text()
+    for damaged in ("[]", "{", '{"listops": {}}'):
+        (run / "data.json").write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"data.json is damaged; delete it to have the data read again"):
+            reproduce("lra", run, config, plots=False)
+    (run / "data.json").unlink()
+    with pytest.raises(DataError, match="no listops in"):
+        reproduce("lra", run, config, plots=False)
+    (run / "data.json").write_text(known)
+    (run / "parts" / "listops-s4d-0.json").unlink()
+    with pytest.raises(DataError, match="no listops in"):
+        reproduce("lra", run, config, plots=False)
 
 
 def test_what_cannot_be_tested_is_told_before_anything_is_trained(tmp_path: Path, cache: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +11,17 @@ from test_reduction import C128, F64, random
 
 from statewise import ContinuousSystem, DiscreteSystem, hippo
 from statewise.errors import InputError
-from statewise.systems import companion_form, mass_spring_damper, modal_form, normal_plus_low_rank
+from statewise.systems import (
+    balanced_truncation,
+    companion_form,
+    controllability_gramian,
+    discretize,
+    hankel_singular_values,
+    mass_spring_damper,
+    modal_form,
+    normal_plus_low_rank,
+    observability_gramian,
+)
 from statewise.systems.base import System
 
 OMEGA = torch.linspace(0, 5, 40, dtype=F64)
@@ -212,3 +222,53 @@ def resonators(n: int, damping: float, dtype: torch.dtype) -> ContinuousSystem:
 def test_companion_form_warns_where_resonances_are_lost(n: int, damping: float, dtype: torch.dtype) -> None:
     with pytest.warns(UserWarning, match="responses of the result are off"):
         companion_form(resonators(n, damping, dtype))
+
+
+@pytest.mark.parametrize("kind", ["controllable", "observable"])
+def test_companion_form_of_one_state(kind: Any) -> None:
+    for dtype in (torch.float32, torch.float64, torch.complex128):  # rounding to float32 leaves an error to look at
+        one = torch.ones(1, dtype=dtype)
+        found = companion_form(DiscreteSystem(0.99 * one[None], 0.7 * one, 0.3 * one), kind)
+        assert complex(found.system.A) == pytest.approx(0.99)
+        assert found.system.C is not None
+        assert complex(found.system.B * found.system.C) == pytest.approx(0.21)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("system_type", [ContinuousSystem, DiscreteSystem])
+def test_a_batch_as_large_as_its_systems(system_type: Any, single: bool, n: int) -> None:
+    """n systems of n states and n inputs, or one: each is as it is alone."""
+    g = torch.Generator().manual_seed(n)
+    A = 0.3 * torch.randn(n, n, n, dtype=torch.float64, generator=g) / n
+    A = A - torch.eye(n, dtype=torch.float64) * (0.5 if system_type is DiscreteSystem else 2.0)
+    B = torch.randn(n, n, *[] if single else [n], dtype=torch.float64, generator=g)
+    C, omega = torch.randn(n, n, dtype=torch.float64, generator=g), torch.linspace(0, 1, n, dtype=torch.float64)
+    together = system_type(A, B, C)
+    for i in range(n):
+        alone = system_type(A[i], B[i], C[i])
+        pairs = [(s.frequency_response(omega) for s in (together, alone))]
+        pairs += [(controllability_gramian(s) for s in (together, alone))]
+        pairs += [(balanced_truncation(s, 1).system.poles() for s in (together, alone))]
+        pairs += [(modal_form(s).system.frequency_response(omega) for s in (together, alone))]
+        if system_type is ContinuousSystem:
+            for rule in ("zoh", "foh", "bilinear", "backward_euler", "dirac"):
+                pairs += [(discretize(s, 0.1, rule).B for s in (together, alone))]
+        for whole, part in pairs:
+            torch.testing.assert_close(whole[i], part, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("system_type", [ContinuousSystem, DiscreteSystem])
+def test_a_batch_of_none(system_type: Any, single: bool, diagonal: bool) -> None:
+    A = torch.zeros(0, 2) if diagonal else torch.zeros(0, 2, 2)
+    given = system_type(A, torch.zeros(0, 2, *[] if single else [3]), torch.zeros(0, 2), diagonal=diagonal)
+    assert controllability_gramian(given).shape == observability_gramian(given).shape == (0, 2, 2)
+    assert hankel_singular_values(given).shape == (0, 2)
+    reduced, hankel, bound = balanced_truncation(given, 1)
+    assert (reduced.A.shape, hankel.shape, bound.shape) == ((0, 1, 1), (0, 2), (0,))
+    modal, T, condition = modal_form(given)
+    assert (modal.A.shape, T.shape, condition.shape) == ((0, 2), (0, 2, 2), (0,))
+    if single:
+        assert companion_form(given).system.A.shape == (0, 2, 2)

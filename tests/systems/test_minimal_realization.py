@@ -22,6 +22,7 @@ from statewise.systems import (
     observability_rank,
 )
 from statewise.systems.base import System
+from statewise.systems.responses import Parts, responses
 
 
 def with_units(system: System, units: Tensor) -> System:
@@ -207,3 +208,40 @@ def test_without_inputs_or_outputs_it_says_so() -> None:
     for B, C in ((torch.zeros(2, 0), torch.ones(1, 2)), (torch.ones(2, 1), torch.ones(0, 2))):
         with pytest.raises(InputError, match="needs an input and an output"):
             minimal_realization(ContinuousSystem(-torch.eye(2), B, C))
+
+
+# ------------------------------------------------------------------------- as many states and inputs as there are z
+
+SIZES = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("k", SIZES)
+def test_responses_of_every_size(n: int, m: int, k: int, dtype: torch.dtype) -> None:
+    """One frequency after the other, by inverses; n, m and k may be the same number."""
+    g = torch.Generator().manual_seed(0)
+    A, B, C = (torch.randn(shape, dtype=dtype, generator=g) for shape in ((n, n), (n, m), (2, n)))
+    z = 5 + torch.randn(k, dtype=torch.complex128, generator=g)
+    seen = responses(Parts(A, B, C), z)
+    for i in range(k):
+        inverse = torch.linalg.inv(z[i] * torch.eye(n, dtype=C128) - A)
+        expected = (inverse @ (B + 0j), (C + 0j) @ inverse, (C + 0j) @ inverse @ (B + 0j))
+        for found, wanted in zip(seen[:3], expected):
+            torch.testing.assert_close(found[i], wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_as_many_inputs_as_states_reduce_as_others() -> None:
+    """Poles of -1 to -5 and states that no input reaches: as many are left as are reached."""
+    for n, reached in ((3, 2), (5, 3), (4, 4), (1, 1)):
+        A = torch.diag(-torch.arange(1.0, n + 1, dtype=torch.float64))
+        for m in (1, 2, 3, 4):
+            B = torch.randn(n, m, dtype=torch.float64, generator=torch.Generator().manual_seed(m))
+            B[reached:] = 0
+            for dtype in (torch.float64, torch.complex128):
+                given = ContinuousSystem(A.to(dtype), B.to(dtype), torch.ones(1, n, dtype=dtype))
+                found = minimal_realization(given)
+                assert found.A.shape == (reached, reached), (n, m, dtype)
+                omega = torch.tensor([0.0, 1.0, 7.0], dtype=torch.float64)
+                torch.testing.assert_close(found.frequency_response(omega), given.frequency_response(omega))

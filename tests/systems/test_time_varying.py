@@ -155,9 +155,19 @@ def test_errors() -> None:
         (lambda: good.simulate(u, times=times.flip(0)), "times must ascend"),
         (lambda: good.simulate(u, times=times[:1]), r"times must be a floating-point vector \(T \+ 1,\)"),
         (lambda: good.simulate(u, times=times, method="simpson"), "the methods are"),
-        (lambda: good.simulate(u[:2], times=times), r"x must be \(\.\.\., 3, 2\)"),
+        (lambda: good.simulate(u[:2], times=times), r"u must be \(\.\.\., 3, 2\)"),
         (lambda: good.simulate(u, u[0].float(), times=times), r"state must be \(\.\.\., 2\)"),
-        (lambda: good.simulate([1.0, 2.0], times=times), "x must be a tensor, got list"),  # type: ignore[arg-type]
+        (lambda: good.simulate([1.0, 2.0], times=times), "u must be a tensor, got list"),  # type: ignore[arg-type]
+        (
+            lambda: good.simulate(u + 0j, times=times),
+            r"u must be \(\.\.\., 3, 2\) in torch.float64; got torch.complex128",
+        ),
+        (lambda: good.simulate(u[:0], times=times), r"u must be \(\.\.\., 3, 2\)"),
+        (lambda: good.simulate(u[:0, :1], times=times[:1]), r"u must be \(\.\.\., 0, 2\)"),
+        (lambda: good.simulate(u[:0], u[0].float(), times=times[:1]), r"state must be \(\.\.\., 2\)"),
+        (lambda: good.simulate(u[:0], times=times[:1], method="simpson"), "the methods are"),
+        (lambda: good.simulate(u[:0], times=times[:1], method="foh"), "foh is not defined for a system that changes"),
+        (lambda: good.simulate(u.expand(5, 3, 2), torch.ones(4, 2, dtype=F64), times=times), "axes of u .* and state"),
         (lambda: good.simulate(u, [0.0, 0.0], times=times), "state must be a tensor, got list"),  # type: ignore[arg-type]
         (lambda: ContinuousSystem(lambda t: eye, eye), "got function; coefficients that change .* TimeVaryingSystem"),  # type: ignore[arg-type]
         (lambda: TimeVaryingSystem(eye, lambda t: eye, lambda t: eye), "for a constant give a function, lambda t: A"),
@@ -242,3 +252,38 @@ def test_steps_that_the_coefficients_dtype_does_not_hold(method: str) -> None:
 def test_continuous_systems_are_as_they_were() -> None:
     system = ContinuousSystem(torch.tensor([[-1.0]]), torch.ones(1), torch.ones(1))
     assert discretize(system, 1.0, "bilinear").A.item() == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_real_inputs_of_complex_coefficients(sampled: bool) -> None:
+    """As of a constant system: u is complex with no imaginary part."""
+    torch.manual_seed(0)
+    A, B, C, D = (torch.randn(2, 2, dtype=torch.complex128) for _ in range(4))
+    times, u = 0.1 * torch.arange(5.0, dtype=F64), torch.randn(3, 4, 2, dtype=F64)
+    given = [m.expand(4, 2, 2) if sampled else lambda t, m=m: m for m in (A, B, C, D)]
+    system, state = TimeVaryingSystem(*given), torch.randn(2, dtype=torch.complex128)
+    y, end = system.simulate(u, state, times=times)
+    constant, last = ContinuousSystem(A, B, C, D).simulate(u, state, dt=0.1)
+    assert end is not None
+    assert last is not None
+    torch.testing.assert_close(y, constant, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(end, last, rtol=1e-10, atol=1e-12)
+    assert torch.equal(y, system.simulate(u + 0j, state, times=times)[0])
+    assert torch.equal(system.simulate(u, times=times)[0], system.simulate(u, 0 * state, times=times)[0])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("dtype", [F64, torch.complex128])
+def test_no_steps_have_no_outputs(sampled: bool, dtype: torch.dtype) -> None:
+    """A signal may be cut before its first step; where 1 / t is infinite then, nothing is read."""
+    eye = torch.eye(2, dtype=dtype)
+    C = torch.ones(3, 2, dtype=dtype)
+    given = [m.new_zeros(0, *m.shape) if sampled else lambda t, m=m: m / t for m in (eye, eye, C)]
+    system, times = TimeVaryingSystem(*given), torch.zeros(1, dtype=F64)
+    state = torch.ones(5, 1, 2, dtype=dtype)
+    y, end = system.simulate(torch.ones(4, 0, 2, dtype=F64), state, times=times)
+    assert end is not None
+    assert y.shape == (5, 4, 0, 3)
+    assert y.dtype == dtype
+    assert torch.equal(end, state.expand(5, 4, 2))
+    assert system.simulate(torch.ones(0, 2, dtype=F64), times=times)[1] is None

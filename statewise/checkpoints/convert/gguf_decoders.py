@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from statewise.checkpoints.convert.decoder_written import kind_of, to_theirs
 from statewise.checkpoints.convert.entries import Entry, affine, same
 from statewise.checkpoints.convert.fields import require_layers
 from statewise.checkpoints.convert.gguf_values import Value, Values
@@ -25,6 +26,7 @@ EMBEDDING, POSITIONS = "token_embd.weight", "position_embd.weight"
 ACTIVATION = {"gpt2": "gelu_tanh", "gptneox": "gelu"}
 CONTEXT_LENGTH = 2048  # of gptneox, where it is no bound
 IDLE = ("vocab_size",)
+UNKNOWN = {"gpt_neo": "GPT-Neo", "opt": "OPT"}  # of transformers' decoders, by their model_type
 
 
 def read_decoder(
@@ -81,10 +83,12 @@ def write_decoder(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
     architecture = "gpt2" if config.max_positions is not None else "gptneox"
     for field, found, needed in _needs(config, architecture):
         if found != needed:
-            raise CheckpointError(
-                f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}. GGUF has GPT-2 and "
-                "GPT-NeoX, and no GPT-Neo or OPT: write those as a transformers folder"
-            )
+            unknown = _unknown(config)
+            if unknown is not None:
+                raise CheckpointError(
+                    f"GGUF has no {unknown}, which this model is, only GPT-2 and GPT-NeoX; write it as 'transformers'"
+                )
+            raise CheckpointError(f"GGUF's {architecture} cannot hold {field}={found!r}; it needs {needed!r}")
     mixer, mlp, d_model = first.mixer, first.mlp, config.d_model
     assert isinstance(mixer, AttentionConfig)
     assert isinstance(mlp, MLPConfig)
@@ -101,6 +105,20 @@ def write_decoder(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
         values["rope.freq_base"] = float(mixer.rotary_base)
         values["use_parallel_residual"] = first.placement == "parallel"
     return architecture, {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def _unknown(config: LanguageModelConfig) -> str | None:
+    """The name of a model that transformers has and GGUF has not."""
+    if not all(isinstance(block.mixer, AttentionConfig) for block in config.blocks):
+        return None
+    kind = kind_of(config)
+    if kind not in UNKNOWN:
+        return None
+    try:
+        to_theirs(kind, config)
+    except CheckpointError:  # it only looks like one
+        return None
+    return UNKNOWN[kind]
 
 
 def decoder_table(config: LanguageModelConfig) -> list[Entry]:

@@ -9,6 +9,14 @@ import typer
 
 from statewise.cli.options import Json, Which
 
+USUAL = 2.0  # seconds for each case
+GENERAL = ("bars", "ceilings", "errors")  # beside the workloads, which take every option
+TAKES = {  # of those
+    "--quick": GENERAL,
+    "--seconds": ("bars", "ceilings"),
+    "--threads": GENERAL,
+}
+
 
 def benchmark(
     name: Annotated[
@@ -31,20 +39,17 @@ def benchmark(
     "errors" how far every kernel is from float64. Packages that are not installed are left out, and named with the
     command that installs them.
     """
+    _refuse_unused(name, quick=quick, seconds=seconds, threads=threads, memory=memory, plot=plot)
     from statewise.benchmark.ceilings import SECONDS
     from statewise.benchmark.command import ceilings_here, errors_here, run_bars_here, run_workload_here
     from statewise.benchmark.show import bars_table, ceilings_table, errors_tables, workload_tables, workloads_table
     from statewise.cli.console import show_evaluation
 
-    if plot is not None and name is None:
-        raise typer.BadParameter("--plot needs a workload to draw; name one, such as scan", param_hint="--plot")
-    for_each = seconds if seconds is not None else SECONDS if name == "ceilings" else 2.0
+    for_each = seconds if seconds is not None else SECONDS if name == "ceilings" else USUAL
     if name is None:
         table = workloads_table()
         show_evaluation({row[0]: row[1] for row in table.rows}, [table], as_json=json)
-    elif name in ("bars", "ceilings", "errors"):
-        if plot is not None:
-            raise typer.BadParameter(f"{name} have no plot; name a workload, such as scan", param_hint="--plot")
+    elif name in GENERAL:
         if name == "ceilings":
             ceilings = ceilings_here(quick=quick, seconds=for_each, threads=threads)
             show_evaluation(ceilings, [ceilings_table(ceilings)], as_json=json)
@@ -58,6 +63,26 @@ def benchmark(
     else:
         record = run_workload_here(name, quick=quick, seconds=for_each, threads=threads, memory=memory, plot=plot)
         show_evaluation(record, workload_tables(record), as_json=json)
+
+
+def _refuse_unused(
+    name: str | None, *, quick: bool, seconds: float | None, threads: int | None, memory: bool, plot: Path | None
+) -> None:
+    """Errors: BadParameter for an option that this benchmark would ignore; its default value is none that is given."""
+    given = {
+        "--quick": quick,
+        "--seconds": seconds not in (None, USUAL),
+        "--threads": threads is not None,
+        "--no-memory": not memory,
+        "--plot": plot is not None,
+    }
+    for option, is_given in given.items():
+        takes = TAKES.get(option, ())
+        if not is_given or (name is not None and (name not in GENERAL or name in takes)):
+            continue
+        what = "the list of benchmarks" if name is None else f"benchmark {name}"
+        users = " or ".join(part for part in (", ".join(takes), "a workload, such as scan") if part)
+        raise typer.BadParameter(f"{what} does not use it; leave it out, or measure {users}", param_hint=option)
 
 
 def profile(

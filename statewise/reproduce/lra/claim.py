@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 from statewise.data.long_range import LongRangeData
-from statewise.errors import ConfigError
+from statewise.errors import CheckpointError, ConfigError
 from statewise.reproduce.claim import Claim
+from statewise.reproduce.files import write_json
 from statewise.reproduce.lra.published import (
     arena_task,
 )
@@ -18,6 +21,8 @@ from statewise.training.config import RunConfig
 from statewise.training.presets import fit_model
 from statewise.training.tasks import open_task
 
+DATA_FILE = "data.json"  # what was read: with it a finished folder is reported without the data
+
 
 def measure(config: LraSettings, work: Work) -> Found:
     reading = [task for task in config.tasks if not task.endswith("-gen")]
@@ -26,9 +31,16 @@ def measure(config: LraSettings, work: Work) -> Found:
             f"LraSettings.tasks: {reading[0]!r} reads files; set folder (--data-dir) to where they are, or leave the "
             'task out, as in tasks=["listops-gen"]'
         )
-    runs, data = {}, {}
-    for cell in config.cells():  # rows are made, and what is missing is told, before anything is trained
-        runs[cell] = fitted(run_config(config, *cell))
+    runs, file = {}, work.folder / DATA_FILE
+    cells = list(config.cells())
+    left = {cell.task for cell in cells if not work.is_done(cell.part)}
+    known = {task: found for task, found in known_data(file).items() if task in config.tasks and task not in left}
+    data = dict(known)
+    for cell in cells:  # rows are made, and what is missing is told, before anything is trained
+        runs[cell] = run_config(config, *cell)
+        if cell.task in known:  # nothing is left to train, so nothing is read
+            continue
+        runs[cell] = fitted(runs[cell])
         if cell.task not in data:
             opened = open_task(runs[cell])
             rows: LongRangeData = opened.data  # type: ignore[attr-defined]
@@ -39,7 +51,24 @@ def measure(config: LraSettings, work: Work) -> Found:
     found = work.parts(
         {cell.part: trained(work, cell.part, {"seed": run}, config.test_rows) for cell, run in runs.items()}
     )
-    return Found(data, {cell: found[cell.part] for cell in runs})
+    write_json(file, data)
+    return Found({task: data[task] for task in config.tasks}, {cell: found[cell.part] for cell in runs})
+
+
+def known_data(file: Path) -> dict[str, dict[str, Any]]:
+    """Of each task, what was read when its last run was made; nothing where the folder does not say.
+
+    Errors:  CheckpointError for a damaged file.
+    """
+    if not file.exists():
+        return {}
+    try:
+        known = json.loads(file.read_text("utf-8"))
+        return {
+            task: {name: found[name] for name in ("sizes", "described", "caveats")} for task, found in known.items()
+        }
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
+        raise CheckpointError(f"{file} is damaged; delete it to have the data read again") from None
 
 
 def fitted(run: RunConfig) -> RunConfig:
