@@ -307,7 +307,7 @@ def kept() -> dict[str, Any] | None:
 
 
 def _is_whole(ceiling: Mapping[str, Any]) -> bool:
-    """Errors: KeyError or TypeError for what is no record of a ceiling."""
+    """Errors: KeyError or TypeError for anything but the record of a ceiling."""
     value = ceiling["value"]
     texts = ("name", "setting", "unit", "why" if value is None else "way")
     return all(isinstance(ceiling[key], str) for key in texts) and (value is None or value > 0)

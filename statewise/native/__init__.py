@@ -146,7 +146,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     path = library_path()
     given = os.environ.get("STATEWISE_LIBRARY")
     if given and not path.is_file():
-        return None, f"STATEWISE_LIBRARY={given} is no file; name the library with its path, or unset the variable"
+        return None, f"STATEWISE_LIBRARY={given} is not a file; name the library with its path, or unset the variable"
     if not path.exists():
         reason = path.with_suffix(".txt")
         why = reason.read_text().strip() if reason.exists() else "statewise was installed without building them"

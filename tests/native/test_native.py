@@ -85,7 +85,7 @@ def test_without_the_library_everything_says_so(tmp_path: Path) -> None:
     library = tmp_path / "none.so"
     environment = {"STATEWISE_LIBRARY": str(library), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    why = f"STATEWISE_LIBRARY={library} is no file; name the library with its path, or unset the variable"
+    why = f"STATEWISE_LIBRARY={library} is not a file; name the library with its path, or unset the variable"
     assert done.stdout == f"[0.5, 0.75, 0.875]\n{why}\n"
 
 
@@ -109,7 +109,7 @@ def test_why_there_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for place in (tmp_path, tmp_path / "nope"):
         monkeypatch.setenv("STATEWISE_LIBRARY", str(place))
         assert native.why_not() == (
-            f"STATEWISE_LIBRARY={place} is no file; name the library with its path, or unset the variable"
+            f"STATEWISE_LIBRARY={place} is not a file; name the library with its path, or unset the variable"
         )
     (tmp_path / "text.so").write_text("no library")
     monkeypatch.setenv("STATEWISE_LIBRARY", str(tmp_path / "text.so"))

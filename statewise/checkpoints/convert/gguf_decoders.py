@@ -108,7 +108,7 @@ def write_decoder(config: LanguageModelConfig) -> tuple[str, dict[str, Value]]:
 
 
 def _unknown(config: LanguageModelConfig) -> str | None:
-    """The name of a model that transformers has and GGUF has not."""
+    """The name of a model that transformers has and GGUF lacks."""
     if not all(isinstance(block.mixer, AttentionConfig) for block in config.blocks):
         return None
     kind = kind_of(config)

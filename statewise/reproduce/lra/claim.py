@@ -56,7 +56,7 @@ def measure(config: LraSettings, work: Work) -> Found:
 
 
 def known_data(file: Path) -> dict[str, dict[str, Any]]:
-    """Of each task, what was read when its last run was made; nothing where the folder does not say.
+    """For each task, what was read when its last run was made; nothing where the folder does not say.
 
     Errors:  CheckpointError for a damaged file.
     """
