@@ -58,6 +58,6 @@ def may_be_exact(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def device_for(weights: str | None, device: str, exact: bool = False) -> str:
-    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU, where
-    exact mode computes, too."""
+    """Where a command computes: other weights than those of the checkpoint are read by a step in C, on the CPU, unless
+    a GPU is named. Exact mode computes on the CPU, too."""
     return "cpu" if (weights is not None or exact) and device == "auto" else device

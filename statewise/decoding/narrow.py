@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -12,41 +13,67 @@ from statewise.decoding.layers import matrices, refusal
 from statewise.decoding.packing import LARGEST, check_precision, quantise
 from statewise.errors import InputError
 from statewise.kernels import gpu
+from statewise.kernels.step import MAX_ROWS
 from statewise.kernels.step.pytorch import pack
+from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.integer_blocks import IntegerBlocks
 from statewise.models.language_model import LanguageModel
 from statewise.models.quantised import QuantisedTensor
 
+NARROWED = (torch.float32, torch.bfloat16, torch.float16)
+ON_ITS_OWN = ("cuda", "meta")  # devices on which no step in C is needed
+
 
 def check_weights(model: LanguageModel, weights: object) -> None:
-    """Errors: InputError for an unknown precision, and on the CPU for a model without a step in C."""
+    """Errors: InputError for an unknown precision; for a model without a step in C; on a GPU, where no such step is
+    needed, for anything but integers."""
     check_precision(weights, None)
-    if model.embedding.weight.device.type == "cpu" and (reason := refusal(model)) is not None:
-        raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+    device = model.embedding.weight.device.type
+    if device not in ON_ITS_OWN:
+        if (reason := refusal(model)) is not None:
+            raise InputError(f"weights={weights!r} needs a model with a step in C: {reason}; leave weights out")
+    elif weights not in LARGEST:
+        raise InputError(
+            f"weights={weights!r} on {device}: use int8 or int4, or convert the model, as model.to(torch.bfloat16)"
+        )
 
 
-def with_weights(model: LanguageModel, weights: str) -> LanguageModel:
-    """The model in evaluation mode that reads with matrices in this precision, without C: :func:`narrowed` where a
-    GPU's kernels read integers, else :func:`~statewise.decoding.dequantised`."""
+def with_weights(model: LanguageModel, weights: str, n_rows: int = 1) -> LanguageModel:
+    """The model in evaluation mode, ready for steps, that reads with matrices in this precision without C.
+
+    It is :func:`narrowed` where a GPU's kernels are in force and this many rows read integers, else
+    :func:`~statewise.decoding.dequantised`.
+    """
+    changed = (narrowed if _narrow(model, weights, n_rows) else dequantised)(model, weights).eval()
+    return freeze(changed) if has_operators_to_prepare(changed) else changed
+
+
+def _narrow(model: LanguageModel, weights: str, n_rows: int) -> bool:
     first = model.embedding.weight
-    narrow = weights in LARGEST and first.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    make = narrowed if narrow and gpu.in_force(first.device) else dequantised
-    return make(model, weights).eval()
+    if weights not in LARGEST or first.dtype not in NARROWED or n_rows > MAX_ROWS or not gpu.in_force(first.device):
+        return False
+    refusal = gpu.refusal_of("step", [first], ())
+    if refusal is not None:
+        warnings.warn(f"{weights} is rounded to, but not multiplied as it is: {refusal}", RuntimeWarning, stacklevel=4)
+    return refusal is None
 
 
 def narrowed(model: LanguageModel, weights: str) -> LanguageModel:
     """A copy of the model whose matrices stay in 8 or 4 bits, where the model is: "int8" or "int4".
 
-    Their numbers are those of :func:`~statewise.decoding.dequantised`, in float32. A step of up to 8 rows by Triton
-    reads the bits; any other operation makes the matrix, in the model's dtype, for itself.
+    Their numbers are those of :func:`~statewise.decoding.dequantised`, in float32. Where Triton's kernels are in force,
+    a linear layer reads the bits for a step of up to 8 rows. Any other operation makes the matrix, in the model's
+    dtype, for itself. The copy cannot be converted or trained.
 
     Shapes:  parameters and their dtype as in the model; the matrices are :class:`QuantisedTensor`
     Cost:    the memory of the bits and their scales, 1 byte a number or 0.5625; of the rest, a copy
-    Errors:  InputError for another precision, and for weights that are not finite.
+    Errors:  InputError for another precision, for a model in float64, and for weights that are not finite.
     """
     check_precision(weights, None)
     if weights not in LARGEST:
         raise InputError(f"weights={weights!r} has no integers; use int8 or int4")
+    if model.embedding.weight.dtype not in NARROWED:
+        raise InputError(f"{weights} needs a model in float32, bfloat16 or float16, not {model.embedding.weight.dtype}")
     held: dict[int, object] = {id(matrix): _integers(matrix.detach(), weights) for matrix in matrices(model)}
     return copy.deepcopy(model, held)
 

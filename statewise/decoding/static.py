@@ -21,6 +21,7 @@ from statewise.decoding.static_history import (
     with_histories,
     without_histories,
 )
+from statewise.kernels import backend
 from statewise.kernels.batching import nothing_read
 from statewise.kernels.gpu.graphs import record
 from statewise.mixers.attention import Attention
@@ -123,7 +124,8 @@ class StaticRun:
 
     def _first_by_kernels(self) -> Callable[[], None] | None:
         """The same with the kernels of a step; None, and the state as it was, if they differ from the modules."""
-        want = self._compute(False)
+        with backend.use("torch"):  # by nothing that the kernels of a step share
+            want = self._compute(False)
         kept = self._kept()
 
         def rehearse() -> None:  # which writes over the state

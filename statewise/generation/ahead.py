@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise import kernels
-from statewise.decoding import Decoder, check_weights, why_not, with_weights
+from statewise.decoding import Decoder, check_weights, dequantised, why_not
 from statewise.errors import InputError
 from statewise.generation.stepping import WORTH_PACKING
 from statewise.models.evaluation_mode import evaluation_mode
@@ -68,6 +68,6 @@ def reading_ahead(
     wanted = weights is not None or (n_tokens > WORTH_PACKING and kernels.backend.backend() != "torch")
     if wanted and not on_cuda and why_not(model) is None:
         return Decoder(model, weights).ahead
-    reader = model if weights is None else with_weights(model, weights)
+    reader = model if weights is None else dequantised(model, weights).eval()
     reader = freeze(reader) if has_operators_to_prepare(reader) else reader
     return lambda state, most: ModelAhead(reader, state, most)

@@ -97,7 +97,7 @@ class Branching:
             decoder = weights if isinstance(weights, Decoder) else Decoder(self._model, weights)
             return decoder.branches(state, self.n)
         if self._weights is not None:
-            reader = with_weights(self._model, str(self._weights))
+            reader = with_weights(self._model, str(self._weights), len(state.position) * self.n)
         return ModelBranches(reader, state, self.n)
 
     def steps(self, reader: LanguageModel, reading: Reading) -> Step:

@@ -79,7 +79,7 @@ def stepping(
 
     def by_model(reader: LanguageModel, reading: Reading) -> Step:
         if weights is not None:
-            reader = with_weights(model, str(weights))
+            reader = with_weights(model, str(weights), len(reading.logits))
         wanted = device.type == "cuda" and n_tokens > WORTH_RECORDING and len(reading.logits) and not _not_asked(device)
         if wanted and why_not_recorded(reader) is None:
             return partial(extend_by_one, StaticRun(reader, reading.state))

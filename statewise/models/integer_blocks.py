@@ -18,11 +18,15 @@ class IntegerBlocks(Blocks):
     at_once = 2**26  # a GPU wants many
 
     def __init__(self, matrix: IntegerMatrix, dtype: torch.dtype) -> None:
-        self.matrix, self.dtype, self.device = matrix, dtype, matrix.data.device
+        self.matrix, self.dtype = matrix, dtype
         self.bits, self.kind = matrix.bits, f"int{matrix.bits}"
         self.shape = (len(matrix.data), matrix.n_columns)
         self.group = GROUP if matrix.bits == 4 else max(1, matrix.n_columns)
         self.n_bytes = sum(m.numel() * m.element_size() for m in (matrix.data, matrix.scales))
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.matrix.data.device
 
     def widened(self, rows: slice | Tensor) -> Tensor:
         return self.matrix.rows(rows).widened().to(self.dtype)

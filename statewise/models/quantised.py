@@ -160,8 +160,17 @@ class QuantisedTensor(Tensor):
             out[rows] = self.blocks.widened(rows)
         return out.view(self.shape)
 
+    def require_as_made(self) -> None:
+        """Errors: InputError after a module's ``.half()`` and its like, which change what PyTorch sees alone."""
+        if self.dtype != self.blocks.dtype:
+            blocks = self.blocks.whole
+            raise InputError(
+                f"a matrix in {blocks.kind} cannot become {self.dtype}; {blocks.instead}, and convert that"
+            )
+
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """What ``statewise.kernels.linear`` asks first; see :meth:`Blocks.product`."""
+        self.require_as_made()
         return self.blocks.product(x, bias) if self.ndim == 2 else None
 
     def matrices(self) -> list[QuantisedTensor]:
@@ -175,6 +184,9 @@ class QuantisedTensor(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        for given in args:
+            if isinstance(given, QuantisedTensor):
+                given.require_as_made()
         if func in (aten.detach.default, aten.clone.default, aten.alias.default):
             return QuantisedTensor(args[0].blocks, args[0].n)
         if func is aten.embedding.default and isinstance(args[0], QuantisedTensor):

@@ -9,7 +9,7 @@ import numpy as np
 
 from statewise import kernels
 from statewise.data.tokenizers import Tokenizer
-from statewise.decoding import Decoder, check_weights, why_not, with_weights
+from statewise.decoding import Decoder, check_weights, dequantised, why_not
 from statewise.errors import DataError, InputError, excerpt
 from statewise.generation.chat_text import ChatText, n_agreeing
 from statewise.generation.decode import document_token_of
@@ -22,7 +22,6 @@ from statewise.kernels.exact.owner import exact_in
 from statewise.mixers.attention import Attention
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.language_model import LanguageModel
-from statewise.models.quantised import QuantisedTensor
 from statewise.serve.rows import DecoderRows, ModelRows, Rows
 from statewise.serve.token_names import TokenNames
 
@@ -66,6 +65,7 @@ class ServedModel:
             self.chat = ChatText(tokenizer, template)
         except (InputError, DataError) as error:
             self.why_no_chat = str(error)
+        self._weights = weights
         self._decoder: Decoder | None = None
         self._writer = self.reader
         if weights is not None:
@@ -75,16 +75,15 @@ class ServedModel:
         if self.device.type == "cpu" and kernels.backend.backend() != "torch" and why_not(model) is None:
             self._decoder = Decoder(model, weights)
         elif weights is not None:
-            self._writer = with_weights(model, weights)
+            self._writer = dequantised(model, weights).eval()
         self.names = TokenNames(tokenizer)
 
     @property
     def precision(self) -> str:
-        """How the matrices are stored for the tokens that are written."""
+        """What the matrices are rounded to for the tokens that are written."""
         if self._decoder is not None:
             return self._decoder.weights
-        head = self._writer.head.weight
-        return head.blocks.kind if isinstance(head, QuantisedTensor) else str(head.dtype).removeprefix("torch.")
+        return self._weights or str(self.model.head.weight.dtype).removeprefix("torch.")
 
     @property
     def longest(self) -> int | None:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from families import MIXERS
+from written_models import ids_of
 
 import statewise as sw
 from statewise.decoding import check_weights, dequantised, narrowed, with_weights
 from statewise.decoding.layers import matrices
 from statewise.decoding.packing import quantise
 from statewise.errors import InputError
-from statewise.generation import generate
+from statewise.generation import generate, stepping
+from statewise.kernels import gpu
 from statewise.kernels.step.pytorch import GROUP, Norm, norm_matvec, pack
 from statewise.models.quantised import QuantisedTensor, is_quantised
 
@@ -142,11 +144,54 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="needs a model with a step in C"):
         check_weights(kalman, "int8")
     with torch.device("meta"):  # as on a GPU: no step in C is needed
-        check_weights(sw.LanguageModelConfig(vocab_size=11, d_model=8, layers=LAYERS["Kalman"]).build(), "int8")
+        elsewhere = sw.LanguageModelConfig(vocab_size=11, d_model=8, layers=LAYERS["Kalman"]).build()
+    check_weights(elsewhere, "int8")
+    with pytest.raises(InputError, match="use int8 or int4, or convert the model"):
+        check_weights(elsewhere, "bfloat16")
+    with pytest.raises(InputError, match=r"not torch\.float64"):
+        narrowed(build("Mamba-2").double(), "int8")
 
 
-def test_without_a_gpu_integers_are_made_plain() -> None:
+def test_without_kernels_integers_are_made_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("Mamba-2")
     assert not is_quantised(with_weights(model, "int8"))
-    with sw.kernels.use("torch"):
-        assert list(generate(model, [1, 2], max_new_tokens=3, weights="int4", seed=0))
+    monkeypatch.setattr(gpu, "in_force", lambda device: True)
+    monkeypatch.setattr(gpu, "refusal_of", lambda *given: None)
+    assert is_quantised(with_weights(model, "int8"))
+    assert not is_quantised(with_weights(model, "int8", n_rows=9))
+    assert not is_quantised(with_weights(model, "bfloat16"))
+    assert not is_quantised(with_weights(model.double(), "int8"))
+    monkeypatch.setattr(gpu, "refusal_of", lambda *given: "it is off by 1.0")
+    with pytest.warns(RuntimeWarning, match="not multiplied as it is: it is off by 1.0"):
+        assert not is_quantised(with_weights(build("Mamba-2"), "int8"))
+
+
+@pytest.mark.parametrize("name", ["S4D", "attention"])
+def test_generate_writes_what_the_rounded_model_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: by the narrow model, and also by one that was made before."""
+    model = build(name)
+    want = ids_of(generate(dequantised(model, "int4"), [1, 2], max_new_tokens=40, seed=0))
+    seen: list[bool] = []
+    monkeypatch.setattr(stepping, "wants_decoder", lambda *given: False)
+    monkeypatch.setattr(gpu, "in_force", lambda device: True)
+    monkeypatch.setattr(gpu, "refusal_of", lambda *given: None)
+    extend = stepping.extend
+    monkeypatch.setattr(
+        stepping, "extend", lambda reader, *given: seen.append(is_quantised(reader)) or extend(reader, *given)
+    )
+    assert ids_of(generate(model, [1, 2], max_new_tokens=40, seed=0, weights="int4")) == want
+    assert seen == [True] * 39
+
+
+def test_what_becomes_of_gradients_autocast_and_one_row() -> None:
+    narrow = narrowed(build("Mamba-2"), "int8")
+    x = torch.randn(3, 40, requires_grad=True)
+    y = narrow.head(x)
+    assert y.requires_grad
+    want = narrow.head.weight.widened()  # type: ignore[operator]
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], want.sum(0).expand(3, -1))
+    assert narrow.head(x[0]).shape == (VOCABULARY,)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert {narrow.head(torch.randn(n, 40)).dtype for n in (1, 20)} == {torch.bfloat16}
+    with pytest.raises(InputError, match=r"cannot become torch\.float16; use the model that it was made from, and"):
+        narrow.half()(torch.zeros(1, 1, dtype=torch.int64))

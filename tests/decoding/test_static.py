@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from written_models import ids_of
 
 import statewise as sw
-from statewise.decoding import dequantised, static, with_weights
+from statewise.decoding import dequantised, static
 from statewise.decoding.static import StaticRun, why_not_recorded
 from statewise.decoding.static_history import histories
 from statewise.errors import InputError
@@ -223,12 +223,21 @@ def test_generate_records_a_step(dtype: torch.dtype, recwarn: pytest.WarningsRec
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_generate_reads_integers(weights: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_generate_reads_integers(
+    weights: str, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build("all in one").cuda()
     with sw.kernels.use("torch"):
         want = generated(dequantised(model, weights).eval(), temperature=0)
     with sw.kernels.use("triton"):
-        assert is_quantised(with_weights(model, weights))
+        runs: list[bool] = []
+
+        def run(reader: sw.LanguageModel, state: Any) -> StaticRun:
+            runs.append(is_quantised(reader))
+            return StaticRun(reader, state)
+
+        monkeypatch.setattr(stepping, "StaticRun", run)
         assert generated(model, temperature=0, weights=weights) == want
+    assert runs == [True]
     fell = [str(w.message) for w in recwarn.list if "CUDA graph" in str(w.message) or "kernels" in str(w.message)]
     assert not fell, fell

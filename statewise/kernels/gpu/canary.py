@@ -7,6 +7,7 @@ answer is kept in a file, for this card, these versions and these sources.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from statewise.kernels import gpu
+from statewise.precision import products_at, without_autocast
 
 FULL, NARROW = 2e-4, 3e-2  # of the largest number: what two right answers may differ by
 FILE = "triton-canary.json"
@@ -50,7 +52,12 @@ def remembered(kernel: str, device: torch.device) -> tuple[bool, str | None]:
 
 
 def check(kernel: str, device: torch.device) -> str | None:
-    """:func:`verdict` without what is kept."""
+    """:func:`verdict` without what is kept, whatever autocast and the precision of products are here."""
+    with without_autocast(device), products_at("highest"):
+        return _check(kernel, device)
+
+
+def _check(kernel: str, device: torch.device) -> str | None:
     module = gpu.module(kernel)
     trial = getattr(module, "trial", _trial)
     room = f"statewise.kernels.{kernel}.pytorch"
@@ -107,13 +114,19 @@ def _key(kernel: str, device: torch.device) -> str:
     """The card, the versions, and the sources of the kernel."""
     import triton
 
-    room = Path(str(gpu.module(kernel).__file__)).parent
-    files = [path for folder in (room, Path(__file__).parent) for path in sorted(folder.glob("triton*.py"))]
-    sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
     card = "cpu"
     if device.type == "cuda":
         card = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-    return f"{kernel} {sources} on {card}, triton {triton.__version__}, torch {torch.__version__}"
+    return f"{kernel} {_sources(kernel)} on {card}, triton {triton.__version__}, torch {torch.__version__}"
+
+
+@functools.cache
+def _sources(kernel: str) -> str:
+    """A digest of what computes, and of what it is held against. Asked for with each call of a kernel."""
+    room = Path(str(gpu.module(kernel).__file__)).parent
+    files = [path for folder in (room, Path(__file__).parent) for path in sorted(folder.glob("triton*.py"))]
+    files += sorted(room.glob("pytorch.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def _path() -> Path:

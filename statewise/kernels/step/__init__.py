@@ -29,14 +29,16 @@ def product(x: Tensor, matrix: IntegerMatrix, bias: Tensor | None = None) -> Ten
     """y = W x + bias of integers W, which a few rows on a GPU read as they are.
 
     Shapes:   x: (..., k)   bias: (n,)   ->   (..., n), in the dtype of x
-    Cost:     up to 8 rows by Triton: each byte of W is read once. Otherwise W is first made in the dtype of x.
+    Cost:     up to 8 rows by Triton: each byte of W is read once. Otherwise, under autocast and where x has a gradient,
+              W is first made in the dtype of x.
     Numerics: sums in float32; where W is made first, it is rounded to the dtype of x.
     """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     few = 0 < len(rows) <= MAX_ROWS and matrix.n_columns <= MAX_COLUMNS
-    if few and gpu.triton_or(pytorch, "step", rows) is not pytorch:
+    plain = not torch.is_autocast_enabled(x.device.type) and not (torch.is_grad_enabled() and rows.requires_grad)
+    if few and plain and gpu.triton_or(pytorch, "step", rows) is not pytorch:
         out = torch.empty(len(rows), len(matrix.data), dtype=x.dtype, device=x.device)
         y: Tensor = gpu.module("step").norm_matvec(rows, None, matrix, bias, out=out)
     else:
         y = F.linear(rows, matrix.widened().to(x.dtype), bias)
-    return y.unflatten(0, x.shape[:-1]) if x.ndim != 2 else y
+    return y.reshape(*x.shape[:-1], len(matrix.data))

@@ -162,7 +162,7 @@ def trial(path: Any, *sample: Any) -> list[Tensor]:
 
     path: this module, or ``triton.py`` beside it
     """
-    x, before, first, behind, second, bias, layer, inputs, h = sample
+    x, before, first, behind, second, bias, layer, inputs, h, wide = sample
     inputs, h = inputs.clone(), h.clone()
     n_out = len(first.data if isinstance(first, IntegerMatrix) else first)
     out = torch.empty(len(x), n_out, dtype=x.dtype, device=x.device)
@@ -170,4 +170,8 @@ def trial(path: Any, *sample: Any) -> list[Tensor]:
     u = path.mamba2_step(projected, inputs, h, layer)
     shift = Shift(inputs, projected, u.shape[1])
     y = path.norm_matvec(u, behind, second, bias, x, shift, out=torch.empty_like(x))
-    return [projected, u, y, inputs, h]
+    alone = path.norm_matvec(x, None, first, out=torch.empty_like(projected))
+    found = [projected, u, y, inputs, h, alone]
+    if wide is not None:
+        found.append(path.norm_matvec(wide[0], None, wide[1], out=torch.empty_like(wide[0][:, :3])))
+    return found

@@ -24,6 +24,7 @@ _REGISTERS = {4: 64, 8: 64, 16: 32}  # of a thread, for weights: by the warps of
 _INTEGERS = {8: 64, 4: 32}  # bytes of a thread, by their bits: each number gets a register as it is multiplied
 _CHANNELS = 512  # that a program shifts
 _STATE = 4096  # numbers of a state that a program holds at most
+_WIDE = 8200  # columns of a matrix alone in the samples: programs of 16 warps
 
 
 class Tile(NamedTuple):
@@ -38,9 +39,10 @@ def tile_for(n_out: int, k: int, bits: int, n_rows: int) -> Tile:
     """As much of the weight as its registers hold, and less where there would be few programs. bits: of a number"""
     if bits in _INTEGERS:
         wide = power_of_two(k if bits == 8 else -(-k // 64) * 32, 64)
-        full = bits == 4 and n_rows > 1 and k > 4096  # many x, and the halves of bytes, in registers
-        warps = min(16, max(4, power_of_two(k) // (512 if full else 1024)))  # 16 or 32 numbers of x for a thread
-        rows = 1 if full else max(1, min(16, warps * 32 * _INTEGERS[bits] // wide))
+        # several rows of x pass by each weight, and take registers: then 16 numbers of a row for a thread instead of 32
+        warps = min(16, max(4, power_of_two(k) // (1024 if n_rows == 1 else 512)))
+        held = _INTEGERS[bits] // (1 if n_rows == 1 else 4 if bits == 4 and k > 4096 else 2)
+        rows = max(1, min(16, warps * 32 * held // wide))
     else:
         wide = power_of_two(k, 64)
         warps = max(4, wide // 512) if wide > 2048 else 4
@@ -137,14 +139,17 @@ def builds() -> list[Build]:
             found.append(Build(kernels.mamba2_step, given, warps, sixteens="heads d_head d_state", label=label))
     for bits in _INTEGERS:
         for rows in (1, MAX_ROWS):
-            found += [_matvec_build("bf16", k, rows, where, bits) for k in (2048, 8192) for where in ("first", "last")]
+            for k in (2048, 4096, 8192):
+                found.append(_matvec_build("bf16", k, rows, "first", bits))
+                found += [_matvec_build("bf16", k, rows, "last", bits, groups) for groups in (1, 8)]
+            found.append(_matvec_build("fp32", 4096, rows, "last", bits))
             found += [_matvec_build(kind, k, rows, "alone", bits) for kind in ("bf16", "fp32") for k in (2048, 16_384)]
     return found
 
 
-def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0) -> Build:
+def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0, groups: int = 8) -> Build:
     """where: the product that begins a layer ("first"), that ends it ("last"), with residual and shift, or one
-    "alone", without a norm; bits: of integers"""
+    "alone", without a norm; bits: of integers; groups: of the norm that ends a layer"""
     behind, width = where == "last", bits or (16 if kind == "bf16" else 32)
     tile = tile_for(k if behind else 2**15, k, width, rows)
     given: dict[str, Any] = dict.fromkeys(("norm_weight", "weight", "bias", "y"), f"*{kind}")
@@ -157,10 +162,11 @@ def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0) -> Bu
         given["weight"] = "*i8" if bits == 8 else "*u8"
     sizes = "n_out k group_width shift_programs width first projected_stride"
     given |= numbers(i32=sizes, fp32="inverse eps offset")
-    given |= {"ROWS": rows, "GROUPS": 8 if behind else 1, "TAPS": 4 if behind else 1, "C": _CHANNELS}
+    given |= {"ROWS": rows, "GROUPS": groups if behind else 1, "TAPS": 4 if behind else 1, "C": _CHANNELS}
     given |= {"M": tile.rows, "K": tile.k}
     numbers_of = f"int{bits}, {kind}" if bits else kind
     label = f"{numbers_of}, {where}, {rows} tokens, {tile.rows} x {tile.k}"
+    label += f", {groups} group" if behind and groups == 1 else ""
     sixteens = "n_out k group_width width first projected_stride"
     return Build(kernels.norm_matvec, given, tile.warps, registers=_limit(tile), sixteens=sixteens, label=label)
 
@@ -168,7 +174,13 @@ def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0) -> Bu
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
     """Layers of odd sizes, of which ``trial`` computes a step."""
     full, narrow = torch.float32, torch.bfloat16
-    cases = ((full, 2, 1, 20, 24, 0), (narrow, 3, 2, 16, 16, 0), (full, 2, 2, 20, 16, 8), (full, 3, 1, 20, 24, 4))
+    cases = (
+        (full, 2, 1, 20, 24, 0),
+        (narrow, 3, 2, 16, 16, 0),
+        (full, 2, 2, 20, 16, 8),
+        (full, 1, 1, 20, 24, 4),
+        (narrow, 3, 2, 20, 24, 4),
+    )
     return [_sample(device, *sizes) for sizes in cases]
 
 
@@ -200,7 +212,8 @@ def _sample(
     inputs = numbers_of(rows, taps - 1, width, kind=full)
     h = numbers_of(rows, heads, d_head, d_state, kind=full)
     pair = tuple(_integers(m, bits) for m in (first, second)) if bits else (first, second)
-    return numbers_of(rows, d_model, phase=2.0), before, pair[0], behind, pair[1], bias, layer, inputs, h
+    wide = (numbers_of(rows, _WIDE), _integers(numbers_of(3, _WIDE), bits)) if bits else None
+    return numbers_of(rows, d_model, phase=2.0), before, pair[0], behind, pair[1], bias, layer, inputs, h, wide
 
 
 def _integers(m: Tensor, bits: int) -> IntegerMatrix:
