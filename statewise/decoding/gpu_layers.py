@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from statewise.kernels import gpu
 from statewise.kernels.exact import is_exact
+from statewise.kernels.step import DTYPES
 from statewise.kernels.step.pytorch import IntegerMatrix, Layer, Norm, Shift
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.mamba2 import Mamba2, Mamba2State
@@ -140,9 +141,8 @@ def by_kernels(model: LanguageModel, state: LanguageModelState) -> Step | None:
 
 def _in_force(weight: Tensor) -> bool:
     """Whether Triton's kernels are asked for, and can run where the model is, in its numbers."""
-    narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
     plain = not is_exact() and not torch.is_autocast_enabled(weight.device.type)
-    return gpu.in_force(weight.device) and narrow and plain
+    return gpu.in_force(weight.device) and weight.dtype in DTYPES and plain
 
 
 def has_kernels(block: Block, state: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 
-import torch
 from torch import Tensor, nn
 
 from statewise.decoding.decoder import dequantised
@@ -13,20 +12,19 @@ from statewise.decoding.layers import matrices, refusal
 from statewise.decoding.packing import LARGEST, check_precision, quantise
 from statewise.errors import InputError
 from statewise.kernels import gpu
-from statewise.kernels.step import MAX_ROWS
+from statewise.kernels.step import DTYPES, MAX_ROWS
 from statewise.kernels.step.pytorch import pack
 from statewise.models.freezing import freeze, has_operators_to_prepare
 from statewise.models.integer_blocks import IntegerBlocks
 from statewise.models.language_model import LanguageModel
 from statewise.models.quantised import QuantisedTensor
 
-NARROWED = (torch.float32, torch.bfloat16, torch.float16)
 ON_ITS_OWN = ("cuda", "meta")  # devices on which no step in C is needed
 
 
 def check_weights(model: LanguageModel, weights: object) -> None:
-    """Errors: InputError for an unknown precision; for a model without a step in C; on a GPU, where no such step is
-    needed, for anything but integers."""
+    """Errors: InputError for an unknown precision; on the CPU for a model without a step in C; on a GPU, which needs no
+    such step, for anything but integers."""
     check_precision(weights, None)
     device = model.embedding.weight.device.type
     if device not in ON_ITS_OWN:
@@ -50,7 +48,7 @@ def with_weights(model: LanguageModel, weights: str, n_rows: int = 1) -> Languag
 
 def _narrow(model: LanguageModel, weights: str, n_rows: int) -> bool:
     first = model.embedding.weight
-    if weights not in LARGEST or first.dtype not in NARROWED or n_rows > MAX_ROWS or not gpu.in_force(first.device):
+    if weights not in LARGEST or first.dtype not in DTYPES or n_rows > MAX_ROWS or not gpu.in_force(first.device):
         return False
     refusal = gpu.refusal_of("step", [first], ())
     if refusal is not None:
@@ -72,7 +70,7 @@ def narrowed(model: LanguageModel, weights: str) -> LanguageModel:
     check_precision(weights, None)
     if weights not in LARGEST:
         raise InputError(f"weights={weights!r} has no integers; use int8 or int4")
-    if model.embedding.weight.dtype not in NARROWED:
+    if model.embedding.weight.dtype not in DTYPES:
         raise InputError(f"{weights} needs a model in float32, bfloat16 or float16, not {model.embedding.weight.dtype}")
     held: dict[int, object] = {id(matrix): _integers(matrix.detach(), weights) for matrix in matrices(model)}
     return copy.deepcopy(model, held)

@@ -21,6 +21,7 @@ from statewise.kernels import gpu
 from statewise.kernels.step import pytorch
 from statewise.kernels.step.pytorch import IntegerMatrix
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the models that have such a step
 MAX_COLUMNS = 2**14  # of integers, which a program holds whole
 MAX_ROWS = 8  # more, and the multiply-adds of plain float32 take longer than the reading of the weights
 
