@@ -103,7 +103,9 @@ def fft_convolution(u: Tensor, impulse_response: Tensor, history: Tensor | None)
     """For a filter whose length does not depend on that of u, such as an H3 layer's."""
     if history is None:
         history = u.new_zeros(u.shape[0], impulse_response.shape[-1] - 1, *u.shape[2:])
-    return _convolved(torch.cat([history, u], 1), impulse_response)
+    past = torch.cat([history, u], 1)
+    dtype = torch.promote_types(past.dtype, impulse_response.dtype)
+    return _convolved(past.to(dtype), impulse_response.to(dtype)).to(u.dtype)
 
 
 def _convolved(past: Tensor, taps: Tensor) -> Tensor:

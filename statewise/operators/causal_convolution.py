@@ -142,8 +142,11 @@ class CausalConvolution(Operator):
     ) -> tuple[Tensor, ConvolutionState | None]:
         """The convolution by FFT, with the state as the history before the first step."""
         dtype = full_precision(u.dtype, self.taps.dtype)
-        x, taps = u.to(dtype), self.taps.to(dtype)
-        history = None if state is None else state.inputs.to(dtype)
+        taps = self.taps.to(dtype)
+        if state is None:  # the convolution widens its inputs itself, where it has to
+            x, history = u, None
+        else:
+            x, history = u.to(dtype), state.inputs.to(dtype)
         if masks.starts is None:
             y = fft_convolution(x, taps, history)
         else:

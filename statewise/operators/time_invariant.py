@@ -108,8 +108,7 @@ class TimeInvariant(Operator):
         response = None if state is not None else self._bounded_response(u.shape[1])
         if response is None:
             return self._in_chunks(u, state, masks)
-        dtype = self._state_dtype(u)
-        return fft_convolution(u.to(dtype), response.to(dtype)).to(u.dtype), None
+        return fft_convolution(u, response.to(self._state_dtype(u))), None
 
     def _bounded_response(self, taps: int) -> Tensor | None:
         """The impulse response; None if the system is seen to grow."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from statewise import kernels
 from statewise.kernels import gpu
+from statewise.kernels.fft_convolution import fft_convolution, fft_convolution_reference
 from statewise.kernels.gpu import canary
 from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
 from statewise.kernels.ssd import ssd, ssd_reference
@@ -33,6 +34,8 @@ MUTANTS = {  # the file, and what is written instead of what
     "a lost mean of the norm": ("rms_norm/triton", "normed * mean[:, None]) * r", "normed) * r"),
     "a softmax without its largest": ("linear_cross_entropy/triton", "total * tl.exp(before - base)", "total"),
     "a slope without its target": ("linear_cross_entropy/triton", "own[:, None], 1.0, 0.0)", "own[:, None], 0.0, 0.0)"),
+    "a filter that runs the wrong way": ("fft_convolution/triton_kernels", "filter_im = -filter_im", "filter_im *= 1"),
+    "a window that is not closed": ("fft_convolution/triton_kernels", "& (time < length)", "& (time < 8 * length)"),
     "a lost quarter of a turn": ("vandermonde/triton_kernels", "tl.where(quarter >= 2, -im, im)", "im"),
     "a step too early in the powers": ("vandermonde/triton_kernels", "        step += 1\n", ""),
     "a pole that is not a pair": ("cauchy/triton_kernels", "(height[None, :] + q[:, None])", "height[None, :]"),
@@ -74,6 +77,9 @@ def law(kernel: str) -> None:
         fast, definition, inputs = vandermonde_case(130) if kernel == "vandermonde" else cauchy_case(70)
         narrow = [m.detach().cfloat().requires_grad_() for m in inputs]
         compare(fast, definition, narrow, 1e-5)
+    elif kernel == "fft_convolution":
+        u, K = torch.randn(2, 30, 2).bfloat16().requires_grad_(), torch.randn(2, 9, requires_grad=True)
+        compare(fft_convolution, fft_convolution_reference, [u, K], 3e-3)
     else:
         name = {"short_convolution": "convolution, trailing axis, packed", "rms_norm": "norm, odd"}[kernel]
         fast, definition, inputs = CASES[name](torch.float32)
@@ -141,6 +147,8 @@ build = module("ssd").builds()[0]
 print(inspect("ssd", build, "sm_90").faults)
 print(inspect("ssd", dataclasses.replace(build, kernel=wrong.sweep), "sm_90").faults)
 print(inspect("ssd", dataclasses.replace(build, arguments={**build.arguments, "Q": 128, "N": 128}), "sm_90").faults)
+large = module("fft_convolution").builds()[-1]
+print(inspect("fft_convolution", dataclasses.replace(large, warps=16), "sm_90").faults)
 """
 
 
@@ -156,3 +164,4 @@ def test_the_gate_catches_offsets_of_32_bits_and_spills(tmp_path: Path, monkeypa
     assert found[0] == "()"
     assert "a product of 32 bits" in found[1]
     assert "spill" in found[2]
+    assert "registers for 16 warps, and a processor has 65,536" in found[3]

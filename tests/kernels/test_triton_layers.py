@@ -19,10 +19,10 @@ pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory")]
 REACHED = {
     "Mamba": {"selective_scan", "short_convolution"},
     "Mamba-2": {"ssd", "short_convolution", "gated_rms_norm"},
-    "S4": {"cauchy"},
-    "S4D": {"vandermonde"},
-    "GSS": {"vandermonde"},
-    "H3": {"vandermonde", "short_convolution"},
+    "S4": {"cauchy", "fft_convolution"},
+    "S4D": {"vandermonde", "fft_convolution"},
+    "GSS": {"vandermonde", "fft_convolution"},
+    "H3": {"vandermonde", "fft_convolution", "short_convolution"},
     "linear attention": {"ssd"},
 }
 

@@ -17,6 +17,7 @@ from statewise.benchmark.gpu import peers, timing
 from statewise.benchmark.gpu.stages import Item, Settings, Skipped
 from statewise.benchmark.peers.ssd import paper_listing
 from statewise.kernels import backend, gpu
+from statewise.kernels.fft_convolution import fft_convolution
 from statewise.kernels.gated_rms_norm import gated_rms_norm
 from statewise.kernels.linear_cross_entropy import linear_cross_entropy
 from statewise.kernels.rms_norm import rms_norm
@@ -170,6 +171,10 @@ def _cases(quick: bool) -> dict[str, Case]:
     def our_convolution(x: Tensor, taps: Tensor) -> Tensor:
         return short_convolution(x, taps, taps.new_zeros(b, 3, width), activation="silu")
 
+    def sequences(device: torch.device) -> list[Tensor]:
+        x, taps = draw(device, (b, length, width), (width, length))
+        return [x.to(dtype), taps * torch.exp(-8 / length * torch.arange(length, device=device))]
+
     def labelled(device: torch.device) -> list[Tensor]:
         x, weight = draw(device, (few, width), (vocab, width))
         return [x.to(dtype), (weight / width**0.5).to(dtype), torch.randint(vocab, (few,), device=device)]
@@ -199,6 +204,9 @@ def _cases(quick: bool) -> dict[str, Case]:
         ),
         f"short convolution, {width} channels, {sizes}": Case(
             "short_convolution", tokens, steps, our_convolution, {}, 4.0 * tokens * width
+        ),
+        f"long convolution, {width} channels, {sizes}": Case(
+            "fft_convolution", tokens, sequences, fft_convolution, {}, 4.0 * tokens * width + 4.0 * length * width
         ),
         f"RMSNorm, {width}, {sizes}": Case(
             "rms_norm", tokens, lambda device: rows(device)[::2], rms_norm, {}, 4.0 * tokens * width

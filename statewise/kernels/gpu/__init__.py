@@ -39,6 +39,7 @@ KERNELS: tuple[str, ...] = (
     "selective_scan",
     "ssd",
     "linear_cross_entropy",
+    "fft_convolution",
     "vandermonde",
     "cauchy",
     "step",

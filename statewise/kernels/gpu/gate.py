@@ -3,9 +3,9 @@
     python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--jobs 4]
 
 The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
-spills, its shared memory fits the card, its products are matrix instructions, every offset has 64 bits from the first
-product on, and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it cannot tell, nor
-what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
+spills, its registers and its shared memory fit the card, its products are matrix instructions, every offset has 64 bits
+from the first product on, and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it
+cannot tell, nor what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ SHARED = {
     "gfx942": 64 * KIB,
     "gfx950": 160 * KIB,
 }
+REGISTERS = 65_536  # of a processor of NVIDIA's; a program for more does not start
 _MATRIX = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma|\bv_mfma_|\bv_smfmac_")
 _NARROW_PRODUCT = re.compile(r"arith\.muli .*: (?:tensor<[^>]*x)?i32\b")
 _OFFSET = re.compile(r"tt\.addptr [^:]*: .*?, (?:tensor<[^>]*x)?(i\d+)>?")
@@ -90,6 +91,8 @@ def inspect(kernel: str, build: Build, target: str) -> Found:
         faults.append(f"{spills} registers spill")
     if overwritten:
         faults.append(f"{overwritten} products whose left factor may be overwritten while they run")
+    if not is_amd and registers * 32 * build.warps > REGISTERS:
+        faults.append(f"{registers} registers for {build.warps} warps, and a processor has {REGISTERS:,}")
     if shared > SHARED[target]:
         faults.append(f"{shared:,} bytes of shared memory, and the card has {SHARED[target]:,}")
     if build.products and not products:
