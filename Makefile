@@ -124,7 +124,7 @@ gpu-check: gpu-gate gpu-tests
 
 gpu-gate: $(GPU_VENV)/.installed
 	mkdir -p build
-	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache $(GPU_VENV)/bin/python -m statewise.kernels.gpu.gate --json build/gpu-gate.json
+	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache $(GPU_VENV)/bin/python -m statewise.kernels.gpu.gate --json build/gpu-gate.json --record experiments/results/gpu-gate.json
 
 gpu-tests: $(GPU_VENV)/.installed
 	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) \

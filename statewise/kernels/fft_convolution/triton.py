@@ -7,6 +7,7 @@ a long sequence with a filter of more than 8,192 taps.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -163,15 +164,11 @@ def _fixed(tile: Tile) -> dict[str, int]:
     return {"HALF": tile.half, "N2": tile.n2, "BLOCK": tile.block, "STRIPE": tile.stripe}
 
 
-_kept: dict[tuple[Tile, torch.device], Tables] = {}
-
-
+@functools.lru_cache(maxsize=16)
 def _tables(tile: Tile, device: torch.device) -> Tables:
-    key = (tile, device)
-    if key not in _kept:
-        first, twiddle, second = tables(tile.half, tile.n2)
-        _kept[key] = Tables(first.half(), twiddle.float(), second.half()).to(device)
-    return _kept[key]
+    """As the kernels multiply by them."""
+    first, twiddle, second = tables(tile.half, tile.n2, device)
+    return Tables(first.half(), twiddle, second.half())
 
 
 def builds() -> list[Build]:

@@ -28,29 +28,27 @@ class Tables(NamedTuple):
     twiddle: Tensor
     second: Tensor
 
-    def to(self, device: torch.device) -> Tables:
-        return Tables(*(m.to(device) for m in self))
-
 
 @functools.lru_cache(maxsize=16)
-def tables(half: int, n2: int) -> Tables:
-    """N1 = 2 ``half``. In float64, each angle rounded once."""
-    n1 = 2 * half
-    k = 2 * torch.arange(half)  # twice the frequency, in whole numbers
-    first = _turns(-(k + 1)[:, None] * torch.arange(n1), 2 * n1)
-    twiddle = _turns(-(k + 1)[:, None] * torch.arange(n2), 2 * n1 * n2)
-    second = _turns(-torch.arange(n2)[:, None] * torch.arange(n2), n2)
-    return Tables(first, twiddle, second)
+def tables(half: int, n2: int, device: torch.device) -> Tables:
+    """For N1 = 2 ``half``, rounded once to float32. They are kept: a CUDA graph could not make them."""
 
+    def turns(rows: Tensor, columns: int, denominator: int) -> Tensor:
+        steps = -rows[:, None] * torch.arange(columns, device=device) % denominator  # in whole numbers
+        angle = 2 * math.pi * steps.double() / denominator
+        return torch.stack([angle.cos(), angle.sin()]).float()
 
-def _turns(numerator: Tensor, denominator: int) -> Tensor:
-    angle = 2 * math.pi * (numerator % denominator).double() / denominator
-    return torch.stack([angle.cos(), angle.sin()])
+    frequencies = 2 * torch.arange(half, device=device) + 1  # twice as large
+    return Tables(
+        turns(frequencies, 2 * half, 4 * half),
+        turns(frequencies, n2, 4 * half * n2),
+        turns(torch.arange(n2, device=device), n2, n2),
+    )
 
 
 def spectra(K: Tensor, half: int, n2: int) -> Tensor:
     """(..., taps <= half n2) -> (..., 2, half, n2) in float32."""
-    first, twiddle, second = (m.to(K.device, torch.float32) for m in tables(half, n2))
+    first, twiddle, second = tables(half, n2, K.device)
     x = torch.nn.functional.pad(K.float(), (0, half * n2 - K.shape[-1])).unflatten(-1, (half, n2))
     re, im = first[0, :, :half] @ x, first[1, :, :half] @ x
     re, im = re * twiddle[0] - im * twiddle[1], re * twiddle[1] + im * twiddle[0]
@@ -60,7 +58,7 @@ def spectra(K: Tensor, half: int, n2: int) -> Tensor:
 def responses(spectrum: Tensor, taps: int) -> Tensor:
     """The inverse of :func:`spectra`: (..., 2, half, n2) -> (..., taps)."""
     half, n2 = spectrum.shape[-2:]
-    first, twiddle, second = (m.to(spectrum.device, torch.float32) for m in tables(half, n2))
+    first, twiddle, second = tables(half, n2, spectrum.device)
     re, im = spectrum.unbind(-3)
     re, im = re @ second[0] + im @ second[1], im @ second[0] - re @ second[1]
     re, im = re * twiddle[0] + im * twiddle[1], im * twiddle[0] - re * twiddle[1]

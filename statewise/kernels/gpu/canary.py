@@ -8,7 +8,6 @@ answer is kept in a file, for this card, these versions and these sources.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import json
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from statewise.kernels import gpu
+from statewise.kernels.gpu.sources import digest, sources
 from statewise.precision import products_at, without_autocast
 
 # of the largest number: what two right answers may differ by
@@ -124,10 +124,7 @@ def _key(kernel: str, device: torch.device) -> str:
 @functools.cache
 def _sources(kernel: str) -> str:
     """A digest of what computes, and of what it is held against. Asked for with each call of a kernel."""
-    room = Path(str(gpu.module(kernel).__file__)).parent
-    files = [path for folder in (room, Path(__file__).parent) for path in sorted(folder.glob("triton*.py"))]
-    files += sorted(room.glob("pytorch.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    return digest([*sources(kernel), *Path(__file__).parents[1].glob(f"{kernel}/pytorch.py")])
 
 
 def _path() -> Path:

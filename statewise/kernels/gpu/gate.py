@@ -1,6 +1,6 @@
 """The offline gate: every Triton kernel compiled for eight GPUs, without one, and inspected.
 
-    python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--jobs 4]
+    python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--record FILE] [--jobs 4]
 
 The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
 spills, its registers and its shared memory fit the card, its products are matrix instructions, every offset has 64 bits
@@ -27,6 +27,7 @@ from typing import Any
 from statewise.kernels.gpu import KERNELS, interprets, module, why_not
 from statewise.kernels.gpu.build import Build
 from statewise.kernels.gpu.machine_code import overwritten_factors
+from statewise.kernels.gpu.sources import digest, sources
 
 KIB = 1024
 # of each target what a program may have of shared memory: NVIDIA, CUDA C++ programming guide, table of technical
@@ -192,11 +193,30 @@ def summary(found: Sequence[Found]) -> str:
     return "\n".join(lines)
 
 
+def record(found: Iterable[Found], file: Path) -> None:
+    """Writes for each kernel how many builds passed, and of which sources; what the file says of others stays.
+
+    The tests hold it against the sources of today, so that no kernel changes unseen where Triton is not installed.
+    """
+    import triton
+
+    kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    of: dict[str, list[Found]] = {}
+    for one in found:
+        of.setdefault(one.kernel, []).append(one)
+    for kernel, builds in of.items():
+        faults = sum(bool(one.faults) for one in builds)
+        made = {"sources": digest(sources(kernel)), "triton": triton.__version__}
+        kept[kernel] = {**made, "builds": len(builds), "faulty": faults}
+    file.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", "utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m statewise.kernels.gpu.gate", description=__doc__.splitlines()[0])
     parser.add_argument("kernels", nargs="*", default=list(KERNELS), metavar="KERNEL", help="all if none is named")
     parser.add_argument("--targets", default=",".join(SHARED), help="of " + ", ".join(SHARED))
     parser.add_argument("--json", type=Path, help="a file for what was found")
+    parser.add_argument("--record", type=Path, help="a file that keeps what passed, and of which sources")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; one a processor")
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="of --json: a line for each function")
     given = parser.parse_args(arguments)
@@ -208,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in (*given.kernels, *targets) if name not in (*KERNELS, *SHARED)]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; kernels are {', '.join(KERNELS)}, targets {', '.join(SHARED)}")
+    if given.record and set(targets) != set(SHARED):
+        parser.error("--record is for all targets; leave out --targets")
     if interprets():
         parser.error("TRITON_INTERPRET=1 is set, under which nothing is compiled; unset it")
     reason = why_not()
@@ -223,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{len(found)} builds of {len(given.kernels)} kernels, {failed} of them faulty")
     if given.json:
         given.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", "utf-8")
+    if given.record:
+        record(found, given.record)
     return 1 if failed else 0
 
 
