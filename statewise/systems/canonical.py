@@ -143,6 +143,11 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
     T = torch.stack(columns[::-1], -1)
     companion = torch.diag_embed(A.new_ones(*A.shape[:-2], n - 1), 1)
     companion[..., -1, :] = -a[..., 1:].flip(-1)
+    if not bool(companion.isfinite().all() & T.isfinite().all()):
+        raise InputError(
+            "the coefficients of the characteristic polynomial do not fit float64; measure time in another unit, or "
+            "use the system as it is"
+        )
     last = torch.zeros_like(B)
     last[..., -1, 0] = 1
     C = None if C is None else C @ T
@@ -159,15 +164,16 @@ def companion_form(system: _S, kind: Literal["controllable", "observable"] = "co
 def normal_plus_low_rank(
     system: System, rank: int | None = None, *, tolerance: float | None = None
 ) -> NormalPlusLowRank:
-    """A as a normal matrix and a correction of low rank, where it is of one of two kinds.
+    """A as a normal matrix and a correction of low rank, where it is of one of three kinds.
 
+    - A is normal itself, as every symmetric matrix is: there is nothing to correct.
     - A = c I + skew + correction: the eigenvalues of A's Hermitian part are all c but a few. HiPPO's matrices are of
       this kind, and S4 rests on it.
     - A = sigma U + correction with U unitary: the singular values of A are all sigma but a few. Shifts and companion
       matrices are of this kind.
 
-    The kind with the smaller rank is taken. A normal matrix has an eigenbasis with condition 1, however bad A's own is.
-    Other matrices have such a form too, and one of these two kinds may have a form of half the rank that is found: what
+    The kind with the smallest rank is taken. A normal matrix has an eigenbasis with condition 1, however bad A's own
+    is. Other matrices have such a form too, and the last two kinds may have a form of half the rank that is found: what
     differs is counted, up to two of it for each rank.
 
     Shapes:  one system   rank: the largest that you accept, 0 to n; None is n // 2
@@ -192,13 +198,15 @@ def normal_plus_low_rank(
         tolerance = 16 * n * torch.finfo(system.A.dtype).eps
     elif not isinstance(tolerance, float) or not 0 < tolerance < 1:
         raise InputError(f"tolerance must be between 0 and 1, relative to A; got {tolerance!r}")
-    lines, circle = _line(A, tolerance), _circle(A, tolerance)
-    normal, P, Q = min(lines, circle, key=lambda form: form[1].shape[0])
+    forms = [_line(A, tolerance), _circle(A, tolerance)]
+    if _is_normal(A, tolerance):
+        forms.append((A, A.new_zeros(0, n), A.new_zeros(0, n)))
+    normal, P, Q = min(forms, key=lambda form: form[1].shape[0])
     most = n // 2 if rank is None else rank
     if P.shape[0] > most:
         raise InputError(
-            f"no normal matrix plus a correction of rank {most} or less was found: the two kinds that are looked for "
-            f"need rank {P.shape[0]}; allow it with rank=, or use A as it is"
+            f"no normal matrix plus a correction of rank {most} or less was found: A is not normal, and the kinds "
+            f"that are looked for need rank {P.shape[0]}; allow it with rank=, or use A as it is"
         )
     Lambda, V = _eigenbasis(normal)
     C = None if system.C is None else _with_outputs(system).C.to(A.dtype) @ V
@@ -214,6 +222,13 @@ def normal_plus_low_rank(
 
 
 _Form = tuple[Tensor, Tensor, Tensor]
+
+
+def _is_normal(A: Tensor, tolerance: float) -> bool:
+    size = A.abs().amax()
+    unit = A / size if bool(size) else A
+    off = torch.linalg.matrix_norm(unit @ unit.mH - unit.mH @ unit)
+    return bool(off <= tolerance * torch.linalg.matrix_norm(unit, 2) ** 2)
 
 
 def _line(A: Tensor, tolerance: float) -> _Form:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from statewise.systems.base import Matrices, System
 from statewise.systems.continuous import ContinuousSystem
 
 _MOST_DOUBLINGS = 64
+_DIGITS_LEFT = 1e-4
 _S = TypeVar("_S", bound=System)
 
 
@@ -21,14 +23,19 @@ class Truncated(NamedTuple, Generic[_S]):
     system:   the reduced system, of the kind and dtype of the given one, dense
     hankel:   all Hankel singular values of the given system, descending, (..., n) float64
     bound:    (...) float64: at no frequency does the largest singular value of the difference of the two frequency
-              responses exceed it, but for rounding: the entries of ``system`` are rounded to its dtype, so in float32
-              expect some 1e-6 of the response besides, and 1e-15 in float64. So the difference of the outputs has at
-              most ``bound`` times the energy norm of the input
+              responses exceed it, but for rounding. So the difference of the outputs has at most ``bound`` times the
+              energy norm of the input
+    rounding: (...) float64: about how much the rounding of ``system`` to its dtype may add, to first order. It grows
+              with the square of how slowly the slowest pole decays: a discrete pole at 1 - 1e-5 in float32 adds 1e3
     """
 
     system: _S
     hankel: Tensor
     bound: Tensor
+
+    @property
+    def rounding(self) -> Tensor:
+        return _rounding(self.system)[0]
 
 
 def controllability_gramian(system: System) -> Tensor:
@@ -87,7 +94,8 @@ def balanced_truncation(system: _S, n_states: int) -> Truncated[_S]:
     order of reading the error is the same but for a factor of modulus 1.
 
     Shapes:  n_states: 1 to n   ->   :class:`Truncated`, with the leading axes of the system
-    Cost:    O(n^3), as two Gramians and an SVD. In float64; the result is rounded to the system's dtype.
+    Cost:    O(n^3), as two Gramians and an SVD. In float64; the result is rounded to the system's dtype, and a warning
+             says so where this may change its response by more than the bound and more than 1e-4 of its largest.
     Errors:  InputError for an ``n_states`` outside 1 ... n, or more than Hankel singular values above rounding; for a
              pole that does not decay, and a system without C.
     Source:  Antoulas 2005, ch. 7: Enns 1984 and Glover 1984 (continuous), Al-Saggaf & Franklin 1987 (discrete).
@@ -113,7 +121,41 @@ def balanced_truncation(system: _S, n_states: int) -> Truncated[_S]:
     right = reached @ Vh.mH[..., :n_states] * scale
     left = seen @ U[..., :n_states] * scale
     reduced = system._with(left.mH @ A @ right, left.mH @ B, C @ right)
-    return Truncated(reduced, hankel, 2 * hankel[..., n_states:].sum(-1))
+    found = Truncated(reduced, hankel, 2 * hankel[..., n_states:].sum(-1))
+    _warn_if_rounded(found)
+    return found
+
+
+def _rounding(system: System) -> tuple[Tensor, Tensor]:
+    """What rounding may add to the frequency response, by its first derivatives, and how large the response is: each
+    the most beside any pole."""
+    A, B, C, _ = _with_outputs(system)
+    n, poles = A.shape[-1], torch.linalg.eigvals(A)
+    if isinstance(system, ContinuousSystem):
+        z = torch.complex(torch.zeros_like(poles.imag), poles.imag)
+    else:
+        z = torch.polar(torch.ones_like(poles.real), poles.angle())
+    A, B, C = (m.to(z.dtype).unsqueeze(-3) for m in (A, B, C))
+    identity = torch.eye(n, dtype=z.dtype, device=z.device)
+    resolvent = torch.linalg.inv_ex(z[..., None, None] * identity - A).inverse
+    moved, shown, size_A, size_B, size_C = map(torch.linalg.matrix_norm, (resolvent @ B, C @ resolvent, A, B, C))
+    eps = torch.finfo(system.A.dtype).eps + n * torch.finfo(torch.float64).eps
+    error = eps * (shown * size_A * moved + shown * size_B + size_C * moved)
+    response = torch.linalg.matrix_norm(C @ resolvent @ B)
+    return tuple(m.nan_to_num(torch.inf, torch.inf).amax(-1) for m in (error, response))
+
+
+def _warn_if_rounded(found: Truncated[_S]) -> None:
+    error, response = _rounding(found.system)
+    seen = (error > found.bound) & ~(error <= _DIGITS_LEFT * response)
+    if bool(seen.any()):
+        dtype = found.system.A.dtype
+        more = "" if dtype in (torch.float64, torch.complex128) else "; convert the system to float64"
+        warnings.warn(
+            f"balanced_truncation: poles of the result decay so slowly that rounding it to {dtype} may change its "
+            f"response by {float(error[seen].max()):.1e}, beside a bound of {float(found.bound[seen].max()):.1e}{more}",
+            stacklevel=3,
+        )
 
 
 def significant(hankel: Tensor) -> Tensor:
@@ -150,13 +192,16 @@ def _factor(A: Tensor, B: Tensor, system: System) -> Tensor:
         raise InputError(f"the system has a pole at {worst:.4g}, which does not decay; a Gramian needs all to decay")
     if isinstance(system, ContinuousSystem):
         A, B = _cayley(A, B, poles.abs())
+    unit = B.abs().amax((-2, -1), keepdim=True) if B.numel() else B.real.new_ones(())
+    unit = torch.where(unit > 0, torch.exp2(unit.log2().round()), 1.0)  # squares of large and small numbers do not fit
+    B = B / unit
     L = torch.linalg.qr(torch.cat([B, torch.zeros_like(A)], -1).mH, mode="r").R.mH
     for _ in range(_MOST_DOUBLINGS):
         added = A @ L
         L = torch.linalg.qr(torch.cat([L, added], -1).mH, mode="r").R.mH
         size, whole = torch.linalg.matrix_norm(added), torch.linalg.matrix_norm(L)
         if bool((size <= torch.finfo(whole.dtype).eps * whole).all()) and bool(torch.linalg.matrix_norm(A).amax() < 1):
-            return L
+            return L * unit
         A = A @ A
         if not bool(A.isfinite().all()):
             break
@@ -166,7 +211,7 @@ def _factor(A: Tensor, B: Tensor, system: System) -> Tensor:
 def _cayley(A: Tensor, B: Tensor, moduli: Tensor) -> tuple[Tensor, Tensor]:
     """The discrete (A, B) with the same Gramian: (pI - A)^-1 (pI + A) and sqrt(2p) (pI - A)^-1 B, for any p > 0; the
     geometric mean of the slowest and the fastest pole treats both alike."""
-    p = (moduli.amin(-1) * moduli.amax(-1)).sqrt()[..., None, None]
+    p = (moduli.amin(-1).sqrt() * moduli.amax(-1).sqrt())[..., None, None]
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     both = torch.linalg.solve(p * identity - A, torch.cat([p * identity + A, (2 * p).sqrt() * B], -1))
     return both[..., : A.shape[-1]], both[..., A.shape[-1] :]

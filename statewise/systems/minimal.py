@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -53,7 +54,9 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
     check_tolerance(tolerance)
     if not B.shape[-1] or not C.shape[-2]:
         raise InputError(f"minimal_realization needs an input and an output; got {B.shape[-1]} and {C.shape[-2]}")
-    given, discrete = Parts(A, B, C).in_even_units(), isinstance(system, DiscreteSystem)
+    discrete = isinstance(system, DiscreteSystem)
+    pace = 1.0 if discrete else _pace(A)  # time in units of what the system does in it
+    given = Parts(A / pace, B / pace, C).in_even_units()
     of_inputs, of_outputs = _lengths(given.B, 0), _lengths(given.C, 1)  # as the states, each in its own unit
     given = Parts(given.A, given.B / of_inputs, given.C / of_outputs)
     best, reference = given, Reference.of(given, discrete)
@@ -67,12 +70,21 @@ def minimal_realization(system: _S, *, tolerance: float = 1e-10) -> _S:
         raise InputError("no state is both reached and shown: the responses are D alone, and no system is left")
     if best is given:
         return system._with(A, B, C)
-    return system._with(best.A, best.B * of_inputs, best.C * of_outputs)
+    return system._with(best.A * pace, best.B * of_inputs * pace, best.C * of_outputs)
+
+
+def _pace(A: Tensor) -> float:
+    """The size of A as a power of two."""
+    size = float(A.abs().amax()) if A.numel() else 0.0
+    return 2.0 ** round(math.log2(size)) if size else 1.0
 
 
 def _lengths(vectors: Tensor, dim: int) -> Tensor:
-    """The lengths of columns (dim 0) or rows (dim 1), as powers of two; 1 for those that are zero."""
-    length = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    """The lengths of columns (dim 0) or rows (dim 1), as powers of two; 1 for those that are zero. Squares of large and
+    small numbers do not fit."""
+    largest = vectors.abs().amax(dim, keepdim=True)
+    largest = torch.where(largest > 0, torch.exp2(largest.log2().round()), 1.0)
+    length = largest * torch.linalg.vector_norm(vectors / largest, dim=dim, keepdim=True)
     return torch.where(length > 0, torch.exp2(length.log2().round()), 1.0)
 
 

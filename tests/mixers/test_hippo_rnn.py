@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statewise import hippo
-from statewise.errors import ConfigError
+from statewise.errors import ConfigError, InputError
 from statewise.mixers.hippo_rnn import HiPPORNN, HiPPORNNConfig
 
 OPTIONS: list[dict[str, Any]] = [
@@ -105,6 +105,13 @@ def test_errors() -> None:
         HiPPORNNConfig(theta=3.0)
     with pytest.raises(ConfigError, match=r"multiplies the memory by .* at each step; use method='bilinear'"):
         HiPPORNNConfig(measure="legt", theta=3.0, method="euler", d_state=16).build(4)
+    x = torch.randn(1, 60, 4)
+    for n, dtype in ((64, torch.float32), (17, torch.float32), (17, torch.bfloat16), (47, torch.float64)):
+        layer = HiPPORNNConfig(method="euler", d_state=n).build(4).to(dtype)
+        with pytest.raises(InputError, match=r"multiplies rounding errors by .* in its first steps, too much for"):
+            layer(x.to(dtype))
+    layer = HiPPORNNConfig(method="euler", d_state=16).build(4)
+    torch.testing.assert_close(layer(x)[0], layer.double()(x.double())[0].float(), atol=1e-2, rtol=0)
 
 
 class Copies(TorchDispatchMode):

@@ -180,6 +180,11 @@ def test_shifts_turns_and_companions(n: int) -> None:
     form = normal_plus_low_rank(DiscreteSystem(shift, shift[:, 0]))
     assert len(form.P) == 1
     assert_form(form, shift)
+    symmetric = torch.randn(n, n, dtype=F64, generator=draw)
+    symmetric = symmetric + symmetric.mT
+    form = normal_plus_low_rank(ContinuousSystem(symmetric, symmetric[:, 0]))
+    assert len(form.P) == 0
+    assert_form(form, symmetric)
     identity = 3 * torch.eye(n, dtype=F64)
     assert_form(normal_plus_low_rank(ContinuousSystem(identity, identity[0])), identity)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -203,3 +204,45 @@ def test_refusals() -> None:
         minimal_realization(ContinuousSystem(-one, 0 * one, one, diagonal=True))
     with pytest.raises(InputError, match="must be a ContinuousSystem"):
         controllability_gramian(one)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("off", [1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_what_rounding_adds_to_the_bound_is_told(dtype: torch.dtype, off: float) -> None:
+    """Slow discrete poles: the error at the frequencies beside them"""
+    ones = torch.ones(4, dtype=dtype)
+    system = DiscreteSystem(torch.tensor([1 - off, 0.9, 0.5, -0.3], dtype=dtype), ones, ones, diagonal=True)
+    blurred = dtype == torch.float32 and off < 1e-4
+    with pytest.warns(UserWarning, match=r"rounding it to .* may change its response by") if blurred else nullcontext():
+        found = balanced_truncation(system, 3)
+    poles, reduced = system.A.double(), found.system._matrices()
+    assert reduced[2] is not None
+    A, B, C = (m.to(C128) for m in reduced[:3])
+    for omega in (0.0, off / 10, off, 10 * off, 1.0, 3.0):
+        z = torch.polar(torch.ones((), dtype=F64), torch.tensor(omega, dtype=F64))
+        given = (1 / (z - poles)).sum()
+        kept = (C @ torch.linalg.solve(z * torch.eye(3) - A, B)).squeeze()
+        assert (given - kept).abs() <= found.bound + found.rounding
+    if dtype == F64 and off == 1e-3:
+        assert found.rounding < 1e-8
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_units_of_any_size(scale: float) -> None:
+    """Of inputs and of time, whose squares do not fit float64."""
+    A = torch.tensor([[-1.0, 0.5], [0, -2]], dtype=F64)
+    one = torch.ones(2, dtype=F64)
+    want = hankel_singular_values(ContinuousSystem(A, one, one))
+    for system, unit in (
+        (ContinuousSystem(A, one * scale, one), scale),
+        (ContinuousSystem(A, one, one * scale), scale),
+        (ContinuousSystem(A * scale, one, one), 1 / scale),
+    ):
+        torch.testing.assert_close(hankel_singular_values(system) / unit, want, rtol=1e-12, atol=0)
+        torch.testing.assert_close(minimal_realization(system).A, system.A)
+        wasteful = ContinuousSystem(
+            torch.block_diag(system.A, system.A),
+            torch.cat([system.B] * 2),
+            torch.cat([system.C] * 2),  # type: ignore[list-item]
+        )
+        assert len(minimal_realization(wasteful).A) == 2
