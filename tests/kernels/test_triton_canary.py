@@ -35,6 +35,8 @@ MUTANTS = {  # the file, and what is written instead of what
     "a softmax without its largest": ("linear_cross_entropy/triton", "total * tl.exp(before - base)", "total"),
     "a slope without its target": ("linear_cross_entropy/triton", "own[:, None], 1.0, 0.0)", "own[:, None], 0.0, 0.0)"),
     "a filter that runs the wrong way": ("fft_convolution/triton_kernels", "filter_im = -filter_im", "filter_im *= 1"),
+    "a window whose size is lost": ("fft_convolution/triton_kernels", "sums * scale, float", "sums, float"),
+    "a gradient whose size is lost": ("fft_convolution/triton_kernels", "re *= scale", "re *= 1.0"),
     "a window that is not closed": ("fft_convolution/triton_kernels", "& (time < length)", "& (time < 8 * length)"),
     "a lost quarter of a turn": ("vandermonde/triton_kernels", "tl.where(quarter >= 2, -im, im)", "im"),
     "a step too early in the powers": ("vandermonde/triton_kernels", "        step += 1\n", ""),
@@ -78,7 +80,7 @@ def law(kernel: str) -> None:
         narrow = [m.detach().cfloat().requires_grad_() for m in inputs]
         compare(fast, definition, narrow, 1e-5)
     elif kernel == "fft_convolution":
-        u, K = torch.randn(2, 30, 2).bfloat16().requires_grad_(), torch.randn(2, 9, requires_grad=True)
+        u, K = (9 * torch.randn(2, 30, 2)).bfloat16().requires_grad_(), torch.randn(2, 9, requires_grad=True)
         compare(fft_convolution, fft_convolution_reference, [u, K], 3e-3)
     else:
         name = {"short_convolution": "convolution, trailing axis, packed", "rms_norm": "norm, odd"}[kernel]

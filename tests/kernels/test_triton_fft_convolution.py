@@ -9,6 +9,8 @@ import torch
 from interpreted import compare, needs_interpreter
 from torch import Tensor
 
+import statewise as sw
+from statewise import kernels
 from statewise.kernels import gpu
 from statewise.kernels.fft_convolution import fft_convolution, fft_convolution_reference
 from statewise.kernels.fft_convolution.reference import fft_convolution_differentiable
@@ -169,6 +171,21 @@ def test_the_same_bits_on_every_run_and_in_every_batch() -> None:
     alone = run(inputs[0][1:2].detach().requires_grad_(), inputs[1])
     assert torch.equal(alone[0], first[0][1:2])
     assert torch.equal(alone[1], first[1][1:2])
+
+
+@pytest.mark.parametrize("config", [sw.S4Config(d_state=32), sw.S4DConfig(bidirectional=True)], ids=["S4", "S4D"])
+def test_layers_of_16_bits_reach_it(config: sw.S4Config | sw.S4DConfig) -> None:
+    layer = config.build(8).to(BF16)
+    x = torch.randn(2, 40, 8, dtype=BF16, requires_grad=True)
+    y = layer(x)[0]
+    got = [y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])]
+    with kernels.use("torch"):
+        y = layer(x)[0]
+        want = [y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])]
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, atol=3e-2 * float(b.detach().abs().max()), rtol=3e-2)
+    with pytest.raises(AssertionError, match="not in Triton"):
+        config.build(8)(x.detach().float())
 
 
 def test_what_pytorch_computes() -> None:

@@ -207,7 +207,8 @@ def _builds(tile: Tile, halves: int, x: str, y: str) -> list[Build]:
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
     def case(b: int, l: int, w: int, t: int, p: int, taps: int, before: bool) -> tuple[Any, ...]:
         count = torch.arange(b * (l + taps - 1) * w * t, device=device)
-        u = (count * count % 977).float().sin().view(b, -1, w, t).to(torch.float16)  # of every frequency
+        u = (count * count % 977).float().sin().view(b, -1, w, t)  # of every frequency
+        u = (u * torch.linspace(0.01, 30, b, device=device).view(-1, 1, 1, 1)).to(torch.float16)  # and of several sizes
         K = torch.linspace(1, 9, w * p * taps, device=device).sin().view(w, p, taps)
         return u[:, taps - 1 :], K, u[:, : taps - 1] if before else None
 

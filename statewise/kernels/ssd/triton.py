@@ -60,7 +60,7 @@ TILES = {
 # bfloat16 on Hopper where the tiles divide the sizes: by the least of the states' tiles
 TILED = {
     128: Tiles(
-        (Tile(64, 64, 128, 4, 1, True),),
+        (Tile(64, 64, 128, 4, 1, True), Tile(64, 64, 64, 4, 2, True)),  # in parts the larger one would spill
         *(Tile(64, 64, 128, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 128, 8, 2, True)),
     ),
     64: Tiles(
@@ -262,7 +262,8 @@ def builds() -> list[Build]:
     }
     for q in (16, 32, 64):
         found.append(Build(sums_of_decays, {**summed, "Q": q, "HEADS": _SUMMED}, 4, label=f"{q} x {_SUMMED}"))
-    return [*found, Build(chain_pieces, chained, 4, label=f"{_CHAINED}")]
+    found.append(Build(chain_pieces, chained, 4, label=f"{_CHAINED}"))
+    return list({(one.name, one.label): one for one in found}.values())  # some tiles are of two kinds
 
 
 def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list[Build]:
@@ -274,10 +275,11 @@ def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list
     given: dict[str, Any] = {**pointers(**{kind: "grad x B C y before after d_x d_B d_C"}), "fine": None}
     given |= pointers(fp32=f"coarse {fine} steps D start last grad_state h0 d_h0 d_log_a d_dt d_D")
     given |= {"PRODUCT": name, "decay": None, "WHOLE": True}
-    last = tiles.ahead[-1]
+    ends = {"ENDS": True, "start": None, "y": None, "D": None, "decay": "*fp32"}
     launches: list[tuple[Any, Tile, dict[str, Any]]] = [
         *((sweep, tile, {**ahead, "ENDS": False}) for tile in tiles.ahead),
-        (sweep, last, {**ahead, "ENDS": True, "start": None, "y": None, "D": None, "decay": "*fp32"}),
+        *((sweep, tile, {**ahead, **ends}) for tile in tiles.ahead),
+        (sweep, tiles.ahead[-1], {**ahead, "ENDS": False, "WHOLE": False, "y": "*fp32"}),
         (states_and_gradients, tiles.states, back),
         (of_heads, tiles.heads, {**back, "WHOLE": False}),
         (of_heads, tiles.heads, back),
@@ -291,7 +293,8 @@ def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list
             described |= descriptors(f"{kind}[1, {tile.q}, {tile.n}]", "B C")
             described |= descriptors(f"{kind}[{tile.p}, {tile.n}]", "before after")
             described |= descriptors(f"fp32[{tile.p}, {tile.n}]", "start last grad_state h0 d_h0")
-            all_of_them |= {m: text for m, text in described.items() if all_of_them[m] is not None}
+            parts = {"y"} if more.get("WHOLE") is False else set()
+            all_of_them |= {m: text for m, text in described.items() if all_of_them[m] is not None and m not in parts}
         own = {key: all_of_them[key] for key in kernel.arg_names}
         label = f"{name}, {tile.q} x {tile.p} x {tile.n}"
         label += ", descriptors" if tile.tiled else ""
