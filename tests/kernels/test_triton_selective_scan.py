@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted import needs_interpreter
+from interpreted import TOLERANCE, needs_interpreter
 from selective_scans import D, assert_near, case, everything, ids
 from torch import Tensor
 
@@ -67,8 +67,9 @@ def test_the_exact_hold(shape: tuple[int, ...]) -> None:
     check(shape, torch.float32, 2e-5, options=True, packed=True, method="zoh")
 
 
-def test_inputs_that_are_stored_narrower() -> None:
-    check((1, 5, 6, 2, 2), torch.bfloat16, 2e-2, options=True, packed=False)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_inputs_that_are_stored_narrower(dtype: torch.dtype) -> None:
+    check((1, 5, 6, 2, 2), dtype, TOLERANCE[dtype], options=True, packed=False)
 
 
 def test_the_exact_hold_of_slow_and_of_fast_states() -> None:
