@@ -23,8 +23,8 @@ from statewise.precision import full_precision, without_autocast
 from statewise.systems import discretize_dense
 
 METHODS = ("euler", "backward_euler", "bilinear", "zoh")
-_MOST_ROUNDING = 1e-3  # of the memory, by Euler's first steps
 WINDOWED = ("legt", "lagt", "fourier", "fourier_diag", "lmu")
+_MOST_ROUNDING = 1e-3  # of the memory, by Euler's first steps
 
 
 class HiPPORNNState(NamedTuple):

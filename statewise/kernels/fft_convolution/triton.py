@@ -179,16 +179,21 @@ def builds() -> list[Build]:
         for halves in (1, 2):
             found += _builds(tile, halves, "bf16", "bf16")
     for halves in (1, 2):
-        found += [*_builds(TILES[-1], halves, "fp16", "fp16"), *_builds(TILES[-1], halves, "bf16", "fp32")[2:-1]]
+        summed = _builds(TILES[-1], halves, "bf16", "fp32")
+        found += _builds(TILES[-1], halves, "fp16", "fp16")
+        found += [one for one in summed if one.arguments.get("CORRELATES")]
     return found
 
 
 def _builds(tile: Tile, halves: int, x: str, y: str) -> list[Build]:
+    from statewise.kernels.gpu.gate import SHARED
+
     given: dict[str, Any] = {**pointers(fp32="spectra scales twiddle sums", fp16="first second")}
     given |= {**pointers(**{x: "x grad"}), **pointers(**{y: "y"})}
     given |= numbers(i32="rows channels outputs windows each x_row x_channel x_output x_length y_length")
     given |= {**numbers(i32="x_start y_start still"), **_fixed(tile), "HALVES": halves}
-    nvidia, amd = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), ("gfx942", "gfx950")
+    amd = tuple(target for target in SHARED if target.startswith("gfx"))
+    nvidia = tuple(target for target in SHARED if target not in amd)
     label = f"{x} to {y}, {halves} x {tile.size:,} numbers"
     found = []
 
