@@ -68,12 +68,16 @@ class BudgetConfig(Config):
     With ``steps`` or ``epochs`` the learning rate follows the step number, so that the run can be repeated and resumed
     bit for bit. With ``minutes`` alone it follows the clock, and so does everything after it.
 
+    clock:   what minutes and seconds count: "wall", or "processor", the time that this process had on the machine's
+             cores, summed over its threads. A run that shares its cores gets as far by it as one that has them alone.
+             For one process on a CPU
     stop_at: end early, once the validation metric has been this good in ``stop_after`` evaluations in a row
     """
 
     steps: Count | None = None
     epochs: Positive | None = None
     minutes: Limit | None = None
+    clock: Literal["wall", "processor"] = "wall"
     stop_at: Finite | None = None
     stop_after: Count = 1
 

@@ -119,15 +119,16 @@ def _loop(
         loss_of = torch.compile(loss_of)
     reporter.begin(state.task)
     reporter.event(start_record(state))
-    begun = time.monotonic() - progress.seconds
+    now = time.process_time if state.config.budget.clock == "processor" else time.monotonic
+    begun = now() - progress.seconds
     done, stopped_by = is_done(state), None
     while not done and (stopped_by := ranks.signal(asked())) is None:
-        step_begun = time.monotonic()
+        step_begun = now()
         lr = learning_rate(state)
         loss, norm = update(state, lr, loss_of, eager)
-        now = time.monotonic()
-        progress.seconds = ranks.clock(now - begun)
-        record = course.count(loss, norm, lr, now - step_begun)
+        ended = now()
+        progress.seconds = ranks.clock(ended - begun)
+        record = course.count(loss, norm, lr, ended - step_begun)
         done = is_done(state)
         reporter.progress(fraction_done(state), record)
         course.log(record, done)
@@ -135,10 +136,10 @@ def _loop(
         if course.should_evaluate(done):
             is_best = course.evaluate()
             done = is_done(state)
-            progress.seconds = ranks.clock(time.monotonic() - begun)
+            progress.seconds = ranks.clock(now() - begun)
         if course.should_save(is_best, done):
             course.save()
-            progress.seconds = ranks.clock(time.monotonic() - begun)
+            progress.seconds = ranks.clock(now() - begun)
     if not done and not course.is_saved:
         course.save()
     reporter.event(end_record(state, stopped_by))

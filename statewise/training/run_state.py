@@ -36,7 +36,7 @@ class Progress:
     """The plain numbers of a run."""
 
     step: int = 0  # updates done
-    seconds: float = 0.0  # since the run began, pauses not counted
+    seconds: float = 0.0  # since the run began, pauses not counted, by the budget's clock
     validation: float | None = None  # the task's metric of the parameters as they are; None: not looked at
     best: float | None = None
     held: int = 0  # looks at the validation split running that were as good as stop_at
@@ -58,6 +58,12 @@ class RunState:
         self.run, self.config = run, run.config.train
         self.ranks = ranks = Ranks() if ranks is None else ranks
         self.device = ranks.arrange(self.config.parallel, self.config.place)
+        if self.config.budget.clock == "processor" and (self.device.type != "cpu" or ranks.size > 1):
+            where = f"on {self.device}" if ranks.size == 1 else f"in {ranks.size} processes"
+            raise ConfigError(
+                f"train.budget.clock=processor counts one process's time on a CPU, but the run is {where}; "
+                "set train.budget.clock=wall, or train.device=cpu for one process"
+            )
         latest, initial = ranks.by_first(run.latest), None
         if latest is None and self.config.initial is not None:
             initial = checkpoints.resolve(self.config.initial)

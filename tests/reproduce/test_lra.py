@@ -82,6 +82,10 @@ class TestSettings:
         budget, adamw, looks = run.train.budget, run.train.optimizer, run.train.reporting
         assert (adamw.lr, adamw.dt_lr_ratio, adamw.dynamics_lr_max) == (0.02, 1.0, 1e-3)
         assert (budget.steps, budget.minutes, looks.evaluate_every, run.train.seed) == (60, None, 10, 3)
+        assert (budget.clock, run_config(replace(config, clock="processor"), "s4d", "image", 3).train.budget.clock) == (
+            "wall",
+            "processor",
+        )
         other = run_config(replace(config, d_model=32), "transformer", "listops-gen", 0)
         adamw = other.train.optimizer
         assert (adamw.lr, adamw.clip_norm, other.data.folder) == (1e-3, 1.0, None)  # type: ignore[attr-defined]

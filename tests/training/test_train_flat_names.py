@@ -52,6 +52,7 @@ GROUPED: dict[str, Any] = {
 
 # What came after the groups, at what it was before
 SINCE = {
+    "budget": {"clock": "wall"},
     "optimizer": {"matrices": "adamw", "matrices_lr": 0.02, "matrices_momentum": 0.95, "matrices_weight_decay": 0.1},
     "reporting": {"log": []},
 }

@@ -20,6 +20,7 @@ from statewise.evaluate.text.perplexity import evaluate_split
 from statewise.mixers.attention import AttentionConfig
 from statewise.training import RunConfig, read_run, train_run
 from statewise.training import loop as loop_module
+from statewise.training.ranks import Ranks
 from statewise.training.report import Reporter
 from statewise.training.tasks import language as language_module
 
@@ -251,6 +252,23 @@ def test_minutes_alone_drive_the_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
     again = train_run(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
     assert 120 <= again.seconds < 130  # the first minute counted
+
+
+def test_minutes_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the budget nor the looks, the rates and the seconds of a run hang on what else the machine does."""
+    monkeypatch.setattr(loop_module.time, "process_time", Clock().monotonic)
+    config = small_run(tmp_path, minutes=1.0, clock="processor", evaluate_minutes=0.25)
+    result = train_run(config, tmp_path / "run")
+    assert 60 <= result.seconds < 70
+    assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
+    again = train_run(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
+    assert 120 <= again.seconds < 130
+
+
+def test_minutes_of_the_processor_are_for_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "arrange", lambda *_: torch.device("meta"))
+    with pytest.raises(ConfigError, match=r"train\.budget\.clock=processor .* the run is on meta"):
+        train_run(small_run(tmp_path, minutes=1.0, clock="processor"), tmp_path / "run")
 
 
 def test_steps_drive_the_schedule_where_both_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

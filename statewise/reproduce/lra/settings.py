@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 
@@ -42,6 +42,8 @@ class LraSettings(Settings):
              "text-folder" and "retrieval-folder" from documents in ``folder``
     folder:  that the official files lie in, each task's own folder in it
     minutes, steps: of training, whichever is reached first; both null: the published number of steps
+    clock:   what counts the minutes: "wall", or "processor", the time that a run had on the cores, for runs that share
+             them with other work
     d_model, n_layers, d_state, batch_size, lr: null: as published
     n_heads: of the Transformer's attention; transformer_lr: its rate, and that of Mamba-2
     bidirectional: every model reads in both directions; false: every one from the first step to the last alone
@@ -59,6 +61,7 @@ class LraSettings(Settings):
     folder: str | None = None
     minutes: Limit | None = 25.0
     steps: Count | None = None
+    clock: Literal["wall", "processor"] = "wall"
     d_model: Width | None = 64
     n_layers: Depth | None = 4
     d_state: Width | None = None
@@ -121,7 +124,7 @@ def run_config(config: LraSettings, model: str, task: str, seed: int) -> RunConf
     if (config.minutes, config.steps) != (None, None):
         every = None if config.steps is None else max(1, config.steps // config.evaluations)
         minutes = None if config.minutes is None else config.minutes / config.evaluations
-        budget = BudgetConfig(minutes=config.minutes, steps=config.steps)
+        budget = BudgetConfig(minutes=config.minutes, steps=config.steps, clock=config.clock)
         reporting = replace(reporting, evaluate_every=every, evaluate_minutes=minutes, log_every=20)
     clip_norm = 1.0 if model in OURS else None
     run = replace(

@@ -59,9 +59,12 @@ def report(config: LraSettings, found: Found) -> Report:
     )
 
 
+CLOCKS = {"wall": "by the clock", "processor": "of the processor"}
+
+
 def _words(config: LraSettings, found: Found) -> dict[str, Any]:
     """What the page is filled in with."""
-    limits = [] if config.minutes is None else [f"{config.minutes:g} minutes by the clock"]
+    limits = [] if config.minutes is None else [f"{config.minutes:g} minutes {CLOCKS[config.clock]}"]
     limits += [] if config.steps is None else [f"{config.steps:,} steps"]
     budget = f"Each run ends after {' or '.join(limits)}" if limits else "Each run has its published number of steps"
     seeds = f"{len(config.seeds)} seeds, of which the table has the mean" if len(config.seeds) > 1 else "One seed"
