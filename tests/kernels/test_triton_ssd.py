@@ -20,6 +20,8 @@ SHAPES = [  # batch, length, heads, d_head, groups, d_state
     (2, 67, 4, 5, 2, 4),
     (1, 70, 2, 65, 1, 17),
     (1, 33, 1, 3, 1, 130),
+    (2, 67, 2, 48, 1, 32),
+    (1, 33, 1, 16, 1, 144),
 ]
 
 
@@ -65,9 +67,20 @@ def test_equal_to_the_definition(shape: tuple[int, ...], options: bool) -> None:
     check(case(shape, options), documents(shape) if options else None, 1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 67, 4, 5, 2, 4), (1, 67, 2, 48, 1, 144)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_inputs_that_are_stored_narrower(dtype: torch.dtype) -> None:
-    check(case((2, 67, 4, 5, 2, 4), True, dtype), None, TOLERANCE[dtype])
+def test_inputs_that_are_stored_narrower(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    check(case(shape, True, dtype), None, TOLERANCE[dtype])
+
+
+def test_sizes_that_are_multiples_of_16_have_their_tiles() -> None:
+    from statewise.kernels.ssd.triton_tiles import TILES, TILES_ANY
+
+    for dtype, kind in ((torch.bfloat16, "bfloat16"), (torch.float16, "float32"), (torch.float32, "float32")):
+        x, _, B, C, _ = case((2, 67, 2, 48, 1, 32), False, dtype)
+        assert tiles(x, B, C) is TILES[kind]
+        assert tiles(x, B[..., 1:], C[..., 1:]) is TILES_ANY[kind]
+        assert tiles(x.flatten().detach()[1:].unfold(0, 48, 48)[:64].view(1, 32, 2, 48), B, C) is TILES_ANY[kind]
 
 
 TILED_SHAPES = [(1, 130, 2, 64, 1, 128), (2, 67, 4, 64, 2, 64), (1, 3, 1, 128, 1, 256)]

@@ -43,6 +43,7 @@ SHARED = {
     "gfx950": 160 * KIB,
 }
 REGISTERS = 65_536  # of a processor of NVIDIA's; a program for more does not start
+_PRODUCTS = {"float32": "tf32x3", "float16": "tf32"}  # triton_products.py
 _MATRIX = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma|\bv_mfma_|\bv_smfmac_")
 _NARROW_PRODUCT = re.compile(r"arith\.muli .*: (?:tensor<[^>]*x)?i32\b")
 _OFFSET = re.compile(r"tt\.addptr [^:]*: .*?, (?:tensor<[^>]*x)?(i\d+)>?")
@@ -72,8 +73,8 @@ def inspect(kernel: str, build: Build, target: str) -> Found:
     is_amd = target.startswith("gfx")
     gpu = GPUTarget("hip", target, 64) if is_amd else GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
     constants = dict(build.constants)
-    if constants.get("PRODUCT") == "float32":  # as a launch on such a card says it
-        constants["PRODUCT"] = "ieee" if is_amd else "tf32x3"
+    if constants.get("PRODUCT") in _PRODUCTS:  # as a launch on such a card says it
+        constants["PRODUCT"] = "ieee" if is_amd else _PRODUCTS[constants["PRODUCT"]]
     source = ASTSource(fn=build.kernel, signature=build.signature, constexprs=constants, attrs=build.aligned)
     options: dict[str, Any] = {"num_warps": build.warps, "num_stages": build.stages}
     if build.registers and not is_amd:

@@ -106,11 +106,12 @@ def rows(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor
 
 def builds() -> list[Build]:
     found = []
-    for kind in ("bf16", "fp32"):
+    for kind, eighths in (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False), ("fp16", False)):
         given = {**pointers(fp32="losses", i64="targets"), **numbers(i32="n vocab", i64="none"), "logits": f"*{kind}"}
         for tile in TILES:
-            fixed: dict[str, Any] = {"EIGHTHS": True, "WHOLE": tile.whole, "ROWS": tile.rows, "LOGITS": tile.logits}
+            fixed: dict[str, Any] = {"EIGHTHS": eighths, "WHOLE": tile.whole, "ROWS": tile.rows, "LOGITS": tile.logits}
             size = f"{kind}, {tile.rows} x {tile.logits}{'' if tile.whole else ' of more'}"
+            size += "" if eighths else ", any size"
             for coefficients, label in ((None, "losses"), ("*fp32", "gradients")):
                 arguments = {**given, **fixed, "coefficients": coefficients}
                 found.append(Build(softmax_rows, arguments, tile.warps, label=f"{size}, {label}"))

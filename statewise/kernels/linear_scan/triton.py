@@ -249,16 +249,18 @@ def _run(
 def builds() -> list[Build]:
     sizes = numbers(i32="length width line a_row a_step n_pieces blocks")
     found = []
-    for is_complex in (False, True):
-        long, channels = ("*fp32", COMPLEX_WIDTH) if is_complex else ("*bf16", WIDTH)
+    for kind, is_complex in (("bf16", False), ("fp16", False), ("fp32", False), ("fp32", True)):
+        long, channels = f"*{kind}", COMPLEX_WIDTH if is_complex else WIDTH
         for back, ends in ((False, False), (True, False), (False, True), (True, True)):
             given: dict[str, Any] = {**dict.fromkeys(("a", "b", "h", "h0", "da", "out", "last"), long), **sizes}
             given |= {"starts": None if ends else "*fp32", "decays": "*fp32" if ends else None}
             given |= {"BACK": back, "COMPLEX": is_complex, "ENDS": ends, "TIME": TIME, "WIDTH": channels}
             if ends:
                 given["last"] = "*fp32"
-            label = f"{'complex, ' if is_complex else ''}{'back' if back else 'ahead'}{', ends' if ends else ''}"
+            label = f"{kind}, {'complex, ' if is_complex else ''}{'back' if back else 'ahead'}"
+            label += ", ends" if ends else ""
             found.append(Build(scan, given, WARPS, label=label))
+    for is_complex, channels in ((False, WIDTH), (True, COMPLEX_WIDTH)):
         chained = {**pointers(fp32="first ends decays starts"), **numbers(i32="width line n_pieces")}
         fixed = {"COMPLEX": is_complex, "WIDTH": channels}
         found.append(Build(chain_pieces, {**chained, **fixed}, WARPS, label="complex" if is_complex else ""))

@@ -283,18 +283,22 @@ def gradients(
 GATES = ("", "gate first, ", "gate last, ")
 
 
+# Kinds of numbers, and whether rows are whole vectors of eight, of the launches that the gate compiles
+_BUILT = (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False), ("fp16", False))
+
+
 def builds_with(gate: int) -> list[Build]:
-    given = {**pointers(bf16="x", fp32="weight"), "z": "*bf16" if gate else None, "GATE": gate}
-    given |= numbers(i32="n_rows x_stride z_stride width", fp32="inverse eps")
-    ahead = {**given, **pointers(bf16="y")}
-    back = {**given, **pointers(bf16="grad dx", fp32="partial"), "dz": given["z"]}
-    back |= numbers(i32="grad_stride tiles")
     found = []
-    for tile in tiles_of(gate):
-        fixed = {"EIGHTHS": True, "WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
-        label = f"{GATES[gate]}{tile.rows} x {tile.width}{'' if tile.whole else ' of more'}"
-        found.append(Build(norm_forward, {**ahead, **fixed}, tile.warps, label=label))
-        found.append(Build(norm_backward, {**back, **fixed}, _warps_back(tile, gate), label=label))
+    for kind, whole_vectors in _BUILT:
+        given = {**pointers(**{kind: "x y grad dx"}, fp32="weight partial"), "GATE": gate, "EIGHTHS": whole_vectors}
+        given |= dict.fromkeys(("z", "dz"), f"*{kind}" if gate else None)
+        given |= numbers(i32="n_rows x_stride z_stride grad_stride width tiles", fp32="inverse eps")
+        for tile in tiles_of(gate):
+            given |= {"WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
+            label = f"{kind}, {GATES[gate]}{tile.rows} x {tile.width}{'' if tile.whole else ' of more'}"
+            label += "" if whole_vectors else ", any size"
+            for kernel, warps in ((norm_forward, tile.warps), (norm_backward, _warps_back(tile, gate))):
+                found.append(Build(kernel, {key: given[key] for key in kernel.arg_names}, warps, label=label))
     return found
 
 

@@ -103,24 +103,25 @@ def _plain(
 
 
 def builds() -> list[Build]:
-    sizes = numbers(i32="length width copies batch_stride step_stride tiles steps")
+    sizes = numbers(i32="length width copies batch_stride step_stride tiles steps grad_batch_stride grad_step_stride")
     found = []
-    for taps, segments, silu, eighths in (
-        (4, None, True, True),
-        (4, "*i64", True, True),
-        (3, None, False, False),
-        (9, None, True, False),
+    for kind, taps, segments, silu, eighths in (
+        ("bf16", 4, None, True, True),
+        *((kind, 4, "*i64", True, eighths) for kind in ("bf16", "fp32", "fp16") for eighths in (True, False)),
+        *(("bf16", taps, "*i64", False, False) for taps in (1, 2, 3)),
+        *((kind, 9, "*i64", True, False) for kind in ("bf16", "fp32")),
     ):
-        given: dict[str, Any] = {**pointers(bf16="x", fp32="taps history bias"), **sizes, "segments": segments}
-        given |= {"TAPS": taps, "SILU": silu, "EIGHTHS": eighths}
-        label = f"{taps} taps{', SiLU' if silu else ''}{', packed' if segments else ''}"
-        width, warps, at_once = _shape(AHEAD, taps)
-        ahead = {**given, **pointers(bf16="y"), "WIDTH": width, "AT_ONCE": at_once}
-        found.append(Build(convolution_forward, ahead, warps, label=label))
-        width, warps, at_once = _shape(BACK, taps)
-        back = {**given, **pointers(bf16="grad dx", fp32="d_history partial"), "WIDTH": width, "AT_ONCE": at_once}
-        back |= numbers(i32="grad_batch_stride grad_step_stride")
-        found.append(Build(convolution_backward, back, warps, label=label))
+        given: dict[str, Any] = {
+            **pointers(**{kind: "x y grad dx"}, fp32="taps history bias d_history partial"),
+            **sizes,
+        }
+        given |= {"TAPS": taps, "SILU": silu, "EIGHTHS": eighths, "segments": segments}
+        label = f"{kind}, {taps} taps{', SiLU' if silu else ''}{', packed' if segments else ''}"
+        label += "" if eighths else ", any size"
+        for kernel, shapes in ((convolution_forward, AHEAD), (convolution_backward, BACK)):
+            width, warps, at_once = _shape(shapes, taps)
+            given |= {"WIDTH": width, "AT_ONCE": at_once}
+            found.append(Build(kernel, {key: given[key] for key in kernel.arg_names}, warps, label=label))
     return found
 
 

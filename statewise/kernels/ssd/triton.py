@@ -1,5 +1,4 @@
-"""The launches of SSD in Triton: the sums of decays, then one sweep forwards (three launches where there are few
-sequences), or three launches backwards."""
+"""The launches of SSD in Triton: one sweep forwards (three launches where there are few sequences), three backwards."""
 
 from __future__ import annotations
 
@@ -11,63 +10,16 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from statewise.kernels.gpu import HOPPER, is_nvidia, on_device_of, options, pieces
-from statewise.kernels.gpu.build import Build, descriptors, numbers, pointers
 from statewise.kernels.gpu.triton_products import product
 from statewise.kernels.ssd import pytorch
 from statewise.kernels.ssd.reference import Arguments
 from statewise.kernels.ssd.triton_adjoint import of_groups, of_heads, states_and_gradients
-from statewise.kernels.ssd.triton_kernels import chain_pieces, sums_of_decays, sweep
+from statewise.kernels.ssd.triton_kernels import chain_pieces, sweep
+from statewise.kernels.ssd.triton_tiles import CHAINED, REGISTERS, TILED, TILES, TILES_ANY, Tile, Tiles, builds
 
-REGISTERS = 255  # of a thread at most
-_CHAINED = 1024  # numbers of a state that a program chains
-_SUMMED = 16  # heads of a program that sums decays
+__all__ = ["backward", "builds", "forward", "refusal", "samples"]
+
 _LEAST_CHUNKS = 16  # of a piece
-
-
-class Tile(NamedTuple):
-    """What a program holds: steps of a chunk, of a head's width and of its states so many at most, and its warps.
-
-    stages: chunks whose tiles are on their way at one time; tiled: tiles come through descriptors
-    """
-
-    q: int
-    p: int
-    n: int
-    warps: int
-    stages: int = 1
-    tiled: bool = False
-
-    def fixed(self, staged: bool = True) -> dict[str, Any]:
-        blocks: dict[str, Any] = {"TILED": self.tiled, "Q": self.q, "P": self.p, "N": self.n}
-        return blocks | ({"STAGES": self.stages} if staged else {})
-
-
-class Tiles(NamedTuple):
-    """The tiles of a kind of products that spill nothing on any card; the three backwards have one length of chunks."""
-
-    ahead: tuple[Tile, ...]  # the first that holds all states, else the last, which splits them
-    states: Tile
-    heads: Tile
-    groups: Tile
-
-
-TILES = {
-    "bfloat16": Tiles(
-        (Tile(32, 32, 64, 4), Tile(32, 32, 128, 4)), *(Tile(64, 64, 64, 8), Tile(64, 16, 32, 8), Tile(64, 16, 64, 8))
-    ),
-    "float32": Tiles((Tile(16, 16, 32, 2),), *(Tile(32, 32, 32, 4), Tile(32, 16, 16, 4), Tile(32, 16, 16, 4))),
-}
-# bfloat16 on Hopper where the tiles divide the sizes: by the least of the states' tiles
-TILED = {
-    128: Tiles(
-        (Tile(64, 64, 128, 4, 1, True), Tile(64, 64, 64, 4, 2, True)),  # in parts the larger one would spill
-        *(Tile(64, 64, 128, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 128, 8, 2, True)),
-    ),
-    64: Tiles(
-        (Tile(64, 64, 64, 4, 2, True),),
-        *(Tile(64, 64, 64, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 64, 4, 2, True)),
-    ),
-}
 
 
 def has_descriptors(device: torch.device) -> bool:
@@ -78,13 +30,17 @@ def has_descriptors(device: torch.device) -> bool:
 def tiles_of(*inputs: Tensor) -> Tiles:
     """inputs: x, B, C, and what else (b, length, a, b) is read by tiles."""
     x, B = inputs[:2]
-    if x.dtype != torch.bfloat16:
-        return TILES["float32"]
-    if has_descriptors(x.device) and all(_has_tiles(m) for m in inputs):
+    kind = "bfloat16" if x.dtype == torch.bfloat16 else "float32"
+    if kind == "bfloat16" and has_descriptors(x.device) and all(_has_tiles(m) for m in inputs):
         for n, tiles in TILED.items():
             if B.shape[3] % n == 0 and x.shape[3] % tiles.ahead[0].p == 0:
                 return tiles
-    return TILES["bfloat16"]
+    return (TILES if all(_is_in_sixteens(m) for m in inputs) else TILES_ANY)[kind]
+
+
+def _is_in_sixteens(m: Tensor) -> bool:
+    """Whether the kernels know that m's rows begin at multiples of 16, and 32 bits hold the distance of two."""
+    return m.data_ptr() % 16 == 0 and all(i % 16 == 0 and i < 2**31 for i in (m.shape[3], *m.stride()[:2]))
 
 
 def _has_tiles(m: Tensor) -> bool:
@@ -120,19 +76,20 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     fixed |= options(x.device, tile.warps, REGISTERS)
     grid = (b * h * n_pieces, programs, blocks)
     start, (u, B, C) = layout.h0, layout.tiles(tile)
+    sums = _room_for_sums(layout, n_pieces * each * tile.q)
+    inputs = (u, layout.log_a, B, C, layout.dt, layout.segments, *sums)
     out = _described(parts, tile, tile.p) if tile.tiled and blocks == 1 else parts
     with on_device_of(x):
-        sums = _sums(layout, tile.q, each * n_pieces)
         if n_pieces > 1:
             ends, start = torch.empty(2, b * h * n_pieces, p, layout.n, dtype=torch.float32, device=x.device)
             decay = torch.empty(b * h * n_pieces, dtype=torch.float32, device=x.device)
-            sweep[grid](u, B, C, *sums, None, None, None, _states(ends, tile), decay, *sizes, ENDS=True, **fixed)
-            chain_pieces[(b * h, triton.cdiv(p * layout.n, _CHAINED))](
-                layout.h0, ends, decay, start, p * layout.n, n_pieces, BLOCK=_CHAINED
+            sweep[grid](*inputs, None, None, None, _states(ends, tile), decay, *sizes, ENDS=True, **fixed)
+            chain_pieces[(b * h, triton.cdiv(p * layout.n, CHAINED))](
+                layout.h0, ends, decay, start, p * layout.n, n_pieces, BLOCK=CHAINED
             )
         sweep[grid](
-            u, B, C, *sums, _states(start, tile), layout.D, out, _states(state, tile), None, *sizes, ENDS=False, **fixed
-        )  # fmt: skip
+            *inputs, _states(start, tile), layout.D, out, _states(state, tile), None, *sizes, ENDS=False, **fixed
+        )
     return y if blocks == 1 else parts.sum(0).to(x.dtype), state
 
 
@@ -152,11 +109,12 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     d_dt = None if given.dt is None else torch.empty(given.dt.shape, dtype=torch.float32, device=device)
     dD = None if given.D is None else torch.empty(b, h, chunks, dtype=torch.float32, device=device)
     sizes = (length, h, h // g, p, n, chunks, *slope.stride()[:2], *layout.strides)
-    kind = {"PRODUCT": product(x)}
+    kind, sums = {"PRODUCT": product(x)}, _room_for_sums(layout, tile.q * chunks)
     with on_device_of(x):
-        sums = _sums(layout, tile.q, chunks)
+        u, B, C = layout.tiles(tile)
         states_and_gradients[(b * h, triton.cdiv(p, tile.p) * triton.cdiv(n, tile.n), 2)](
-            _described(slope, tile, tile.p), _states(_aligned(grad_state), tile), *layout.tiles(tile), *sums,
+            _described(slope, tile, tile.p), _states(_aligned(grad_state), tile),
+            u, layout.log_a, B, C, layout.dt, layout.segments, *sums,
             *(_states(m, tile) for m in (layout.h0, before, after, dh0)), *sizes, **kind, **tile.fixed(),
             **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
@@ -202,18 +160,14 @@ def _laid_out(given: Arguments) -> _Layout:
     return _Layout((x, B, C), log_a.contiguous(), _aligned(h0), dt, D, ids, strides, *B.shape[2:])
 
 
-def _sums(layout: _Layout, q: int, chunks: int) -> tuple[Tensor | None, ...]:
-    """coarse, fine and steps. In bfloat16, which rounds each number by 2^-9, one sum is enough: a decay is off by 2^-18
-    where sums stay below 64, and by 3e-3 at most, after many steps that let nothing pass, where they reach 38,000."""
-    log_a = layout.log_a
-    b, length, h = log_a.shape
+def _room_for_sums(layout: _Layout, padded: int) -> tuple[Tensor | None, ...]:
+    """coarse, fine and steps of leave_sums. In bfloat16, which rounds each number by 2^-9, one sum is enough: a decay
+    is off by 2^-18 where sums stay below 64, and by 3e-3 at most, after many steps that let nothing pass, where they
+    reach 38,000."""
+    b, _, h = layout.log_a.shape
     n_sums = 1 if layout.inputs[0].dtype == torch.bfloat16 else 2
-    made = torch.empty(n_sums + (layout.dt is not None), b, h, chunks * q, dtype=torch.float32, device=log_a.device)
-    fine, steps = made[1] if n_sums == 2 else None, None if layout.dt is None else made[-1]
-    sums_of_decays[(b * chunks, triton.cdiv(h, _SUMMED))](
-        log_a, layout.dt, layout.segments, made[0], fine, steps, length, h, chunks * q, chunks, Q=q, HEADS=_SUMMED
-    )
-    return made[0], fine, steps
+    room = torch.empty(n_sums + (layout.dt is not None), b, h, padded, dtype=torch.float32, device=layout.log_a.device)
+    return room[0], room[1] if n_sums == 2 else None, None if layout.dt is None else room[-1]
 
 
 def _described(m: Tensor, tile: Tile, width: int) -> Any:
@@ -248,91 +202,27 @@ def _kept(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
 
 
-def builds() -> list[Build]:
-    """The heaviest of each: with dt and D."""
-    found = []
-    for name, tiles in TILES.items():
-        found += _builds_of(name, tiles, None)
-    for tiles in TILED.values():
-        found += _builds_of("bfloat16", tiles, ("sm_90",))
-    chained = {**pointers(fp32="h0 ends decay start"), **numbers(i32="size n_pieces"), "BLOCK": _CHAINED}
-    summed = {
-        **pointers(fp32="log_a dt coarse fine steps", i64="segments"),
-        **numbers(i32="length heads padded chunks"),
-    }
-    for q in (16, 32, 64):
-        found.append(Build(sums_of_decays, {**summed, "Q": q, "HEADS": _SUMMED}, 4, label=f"{q} x {_SUMMED}"))
-    found.append(Build(chain_pieces, chained, 4, label=f"{_CHAINED}"))
-    return list({(one.name, one.label): one for one in found}.values())  # some tiles are of two kinds
-
-
-def _builds_of(name: str, tiles: Tiles, targets: tuple[str, ...] | None) -> list[Build]:
-    strides = "x_row x_step B_row B_step C_row C_step"
-    ahead = numbers(i32=f"rows length heads per_group width states n_pieces chunks {strides}")
-    back = numbers(i32=f"length heads per_group width states chunks grad_row grad_step {strides}")
-    kind = "bf16" if name == "bfloat16" else "fp32"
-    fine = "" if name == "bfloat16" else "fine"
-    given: dict[str, Any] = {**pointers(**{kind: "grad x B C y before after d_x d_B d_C"}), "fine": None}
-    given |= pointers(fp32=f"coarse {fine} steps D start last grad_state h0 d_h0 d_log_a d_dt d_D")
-    given |= {"PRODUCT": name, "decay": None, "WHOLE": True}
-    ends = {"ENDS": True, "start": None, "y": None, "D": None, "decay": "*fp32"}
-    launches: list[tuple[Any, Tile, dict[str, Any]]] = [
-        *((sweep, tile, {**ahead, "ENDS": False}) for tile in tiles.ahead),
-        *((sweep, tile, {**ahead, **ends}) for tile in tiles.ahead),
-        (sweep, tiles.ahead[-1], {**ahead, "ENDS": False, "WHOLE": False, "y": "*fp32"}),
-        (states_and_gradients, tiles.states, back),
-        (of_heads, tiles.heads, {**back, "WHOLE": False}),
-        (of_heads, tiles.heads, back),
-        (of_groups, tiles.groups, back),
-    ]
-    found = []
-    for kernel, tile, more in launches:
-        all_of_them = {**given, **more, **tile.fixed()}
-        if tile.tiled:
-            described = descriptors(f"{kind}[1, {tile.q}, {tile.p}]", "grad x y d_x")
-            described |= descriptors(f"{kind}[1, {tile.q}, {tile.n}]", "B C")
-            described |= descriptors(f"{kind}[{tile.p}, {tile.n}]", "before after")
-            described |= descriptors(f"fp32[{tile.p}, {tile.n}]", "start last grad_state h0 d_h0")
-            parts = {"y"} if more.get("WHOLE") is False else set()
-            all_of_them |= {m: text for m, text in described.items() if all_of_them[m] is not None and m not in parts}
-        own = {key: all_of_them[key] for key in kernel.arg_names}
-        label = f"{name}, {tile.q} x {tile.p} x {tile.n}"
-        label += ", descriptors" if tile.tiled else ""
-        label += ", ends" if more.get("ENDS") else ", more states" if more.get("WHOLE") is False else ""
-        found.append(
-            Build(
-                kernel,
-                own,
-                tile.warps,
-                registers=REGISTERS,
-                products=True,
-                sixteens=f"width states grad_row grad_step {strides}",
-                label=label,
-                targets=targets,
-            )
-        )
-    return found
-
-
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
-    b, length, h, p, g, n = 1, 70, 4, 20, 2, 24
-    x = torch.linspace(-2, 3, b * length * h * p, device=device).sin().view(b, length, h, p)
-    keys = x.flatten(2)[..., : g * n].reshape(b, length, g, n)
-    log_a, state = -x[..., 0].abs(), torch.linspace(-1, 1, b * h * p * n, device=device).view(b, h, p, n)
-    ids = (torch.arange(length, device=device) // 31).expand(b, length)
-    steps, skip = x[..., 1].abs(), x[0, 0, :, 0]
-    half = (m.bfloat16() for m in (x, keys, keys.cos()))
-    narrow_x, narrow_B, narrow_C = half
-    found: list[tuple[Any, ...]] = [
-        (Arguments(x, log_a, keys, keys.cos(), state, steps, skip, ids, 64),),
-        (Arguments(narrow_x, log_a, narrow_B, narrow_C, state, None, None, None, 64),),
-    ]
+    found: list[tuple[Any, ...]] = []
+    for p, n in ((20, 24), (32, 48)):  # any sizes, and multiples of 16
+        given = _small_sample(device, p, n)
+        narrow = {name: getattr(given, name).bfloat16() for name in ("x", "B", "C")}
+        found += [(given,), (given._replace(**narrow, dt=None, D=None, segments=None),)]
     if has_descriptors(device):  # each of these is machine code of its own
         for n in (*TILED, 192, 256):
             large = _large_sample(device, n)
             found += [(large,), (large._replace(dt=None, D=None, segments=None),)]
         found.append((_large_sample(device, 128, (1, 4096, 2)),))  # so few sequences that they are cut into pieces
     return found
+
+
+def _small_sample(device: torch.device, p: int, n: int) -> Arguments:
+    b, length, h, g = 1, 70, 4, 2
+    x = torch.linspace(-2, 3, b * length * h * p, device=device).sin().view(b, length, h, p)
+    keys = x.flatten(2)[..., : g * n].reshape(b, length, g, n)
+    log_a, state = -x[..., 0].abs(), torch.linspace(-1, 1, b * h * p * n, device=device).view(b, h, p, n)
+    ids = (torch.arange(length, device=device) // 31).expand(b, length)
+    return Arguments(x, log_a, keys, keys.cos(), state, x[..., 1].abs(), x[0, 0, :, 0], ids, 64)
 
 
 def _large_sample(device: torch.device, n: int, sizes: tuple[int, int, int] = (4, 150, 64)) -> Arguments:

@@ -1,5 +1,6 @@
-"""SSD backwards in Triton, three launches: states and their gradients at the chunks' borders, then what belongs to a
-head, then what heads of a group share, added in their order: no atomics, the same bits on every run.
+"""SSD backwards in Triton, three launches: states and their gradients at the chunks' borders, with the sums of decays
+that the others read; then what belongs to a head; then what heads of a group share, added in their order: no atomics,
+the same bits on every run.
 
 log_a_t scales whatever crosses from before t to t or later: from step to step inside the chunk, from the carried state,
 to the end, and across. Its gradient is the sum of these four, as in pytorch_chunks.py; the shorter formula
@@ -14,17 +15,26 @@ import triton
 import triton.language as tl
 
 from statewise.kernels.gpu.triton_products import dot
-from statewise.kernels.ssd.triton_kernels import decays_of, load_state, scaled, store_state, tile, within_chunk
+from statewise.kernels.ssd.triton_kernels import (
+    decays_of,
+    leave_sums,
+    load_state,
+    scaled,
+    store_state,
+    tile,
+    within_chunk,
+)
 
 
 @triton.jit(do_not_specialize=["length", "heads", "per_group", "chunks"])
 def states_and_gradients(
-    grad, grad_state, x, B, C, coarse, fine, steps, h0, before, after, d_h0,
+    grad, grad_state, x, log_a, B, C, dt, segments, coarse, fine, steps, h0, before, after, d_h0,
     length, heads, per_group, width, states, chunks, grad_row, grad_step, x_row, x_step, B_row, B_step, C_row, C_step,
     TILED: tl.constexpr, PRODUCT: tl.constexpr,
     Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """before, after (b, heads, chunks, width, states): the states before chunks, the gradients of those after them.
+    log_a, dt, segments; coarse, fine, steps: as in sweep, for ``chunks`` chunks
 
     The programs of axis 2 that are 0 go with the time, those that are 1 against it.
     """
@@ -37,6 +47,8 @@ def states_and_gradients(
     first_n = (tl.program_id(1) % blocks).to(tl.int64) * N
     column, end = head * width + first_p, head * width + width
     key_column, key_end = group * states + first_n, group * states + states
+    at_sums = of_head * chunks * Q
+    leave_sums(log_a, dt, segments, coarse, fine, steps, row, head, row * 0, at_sums, chunks, length, heads, Q)
     if tl.program_id(2) == 1:
         h = load_state(grad_state, of_head, first_p, first_n, width, states, TILED, P, N)
         h = _walk(

@@ -4,7 +4,8 @@ Its part of the state, (P, N) in float32, stays in registers. Where a tile of ev
 through descriptors, which cost no registers, and a program has a head's whole width; elsewhere the width is split over
 programs, each of which makes the scores C B^T again. Many states are split as well, so that nothing spills.
 
-A decay is 2 to the power of a difference of sums over a chunk, which a kernel of their own leaves for all others.
+A decay is 2 to the power of a difference of sums over a chunk. A program makes these first, for its head and all of its
+chunks, and leaves them where it reads them again: made chunk by chunk they would cost registers that it does not have.
 
 Letters: t, s the steps of a chunk (Q), p of the head's width (P), n of the state (N).
 """
@@ -16,47 +17,12 @@ import triton.language as tl
 
 from statewise.kernels.gpu.triton_products import dot
 
-
-@triton.jit(do_not_specialize=["length", "heads", "padded", "chunks"])
-def sums_of_decays(
-    log_a, dt, segments, coarse, fine, steps, length, heads, padded, chunks, Q: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """coarse, fine, steps (b, heads, padded): of each step the base-2 logarithm of the decay since its chunk began,
-    in two parts if there is a place for the second, and dt. After the last step the sums stay as they are, and dt is 0.
-
-    log_a, dt   (b, length, heads); segments (b, length), 0 before the first step; padded = chunks * Q
-
-    The sums of multiples of 1/256 are exact, and so are their differences; the rests stay small. Where a document
-    begins, the decay is nothing, so that no other kernel has to know of documents.
-    """
-    row = (tl.program_id(0) // chunks).to(tl.int64)
-    t = (tl.program_id(0) % chunks).to(tl.int64) * Q + tl.arange(0, Q).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS).to(tl.int64)
-    inside = (t < length)[:, None] & (head < heads)[None, :]
-    at = (row * length + t)[:, None] * heads + head[None, :]
-    each = tl.load(log_a + at, mask=inside, other=0.0) * 1.4426950408889634
-    each = tl.where(each < -600.0, -600.0, each)  # its power is 0 likewise; what is no number stays so
-    if segments is not None:
-        now = tl.load(segments + (row * length + t), mask=t < length, other=0)
-        before = tl.load(segments + (row * length + t - 1), mask=(t > 0) & (t < length), other=0)
-        each = tl.where(((now != before) & (t < length))[:, None], -300.0, each)
-    multiple = tl.floor(each * 256.0 + 0.5) / 256.0
-    whole = tl.cumsum(multiple, 0)
-    rest = tl.cumsum(each - multiple, 0)
-    to = (row * heads + head)[None, :] * padded + t[:, None]
-    real_head = (head < heads)[None, :] & (t >= 0)[:, None]
-    if fine is not None:
-        tl.store(coarse + to, whole, mask=real_head)
-        tl.store(fine + to, rest, mask=real_head)
-    else:
-        tl.store(coarse + to, whole + rest, mask=real_head)
-    if dt is not None:
-        tl.store(steps + to, tl.load(dt + at, mask=inside, other=0.0), mask=real_head)
+_AT_ONCE: tl.constexpr = tl.constexpr(16)  # chunks whose decays are summed
 
 
 @triton.jit(do_not_specialize=["rows", "length", "heads", "per_group", "n_pieces", "chunks"])
 def sweep(
-    x, B, C, coarse, fine, steps, start, D, y, last, decay,
+    x, log_a, B, C, dt, segments, coarse, fine, steps, start, D, y, last, decay,
     rows, length, heads, per_group, width, states, n_pieces, chunks, x_row, x_step, B_row, B_step, C_row, C_step,
     ENDS: tl.constexpr, TILED: tl.constexpr, WHOLE: tl.constexpr, PRODUCT: tl.constexpr,
     Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
@@ -66,7 +32,8 @@ def sweep(
 
     x           as y, B and C (b, length, groups, states), with strides of their own along rows and steps; TILED:
                 descriptors of (b, length, all columns)
-    coarse, fine, steps   of :func:`sums_of_decays`, for n_pieces * chunks chunks; D (heads,)
+    log_a, dt   (b, length, heads); segments (b, length), 0 before the first step; D (heads,)
+    coarse, fine, steps   room for :func:`leave_sums`, (b, heads, n_pieces * chunks * Q)
     start       (b, heads, n_pieces, width, states), the states before pieces of ``chunks`` chunks, None for 0
     ENDS        no y, and of each piece, from rest, the state after it in last (as start), and its decay
     WHOLE       one block has all states, and y is a descriptor where TILED
@@ -89,6 +56,10 @@ def sweep(
     if D is not None:
         skip = tl.load(D + head)
     at_sums = of_head.to(tl.int64) * n_pieces * chunks * Q
+    begin = piece * chunks * Q
+    leave_sums(
+        log_a, dt, segments, coarse, fine, steps, row, head, begin, at_sums + begin, chunks, length, heads, Q
+    )  # fmt: skip
     for chunk in tl.range(0, chunks, num_stages=STAGES):
         first = (piece * chunks + chunk) * Q
         keys = tile(
@@ -125,6 +96,45 @@ def sweep(
             tl.store(decay + own, kept)
     elif piece == n_pieces - 1:
         store_state(last, h, of_head.to(tl.int64), first_p, first_n, width, states, TILED, P, N)
+
+
+@triton.jit
+def leave_sums(
+    log_a, dt, segments, coarse, fine, steps, row, head, begin, at_sums, chunks, length, heads, Q: tl.constexpr
+):  # fmt: skip
+    """From at_sums on, for ``chunks`` chunks from step ``begin``: coarse and fine, of each step the base-2 logarithm of
+    the decay since its chunk began, in two parts if there is a place for the second, and steps, dt. After the last step
+    the sums stay as they are, and dt is 0. All programs of a head leave the same.
+
+    The sums of multiples of 1/256 are exact, and so are their differences; the rests stay small. Where a document
+    begins, the decay is nothing, so that nothing else has to know of documents.
+    """
+    c = tl.arange(0, _AT_ONCE)
+    q = tl.arange(0, Q)
+    for part in range(0, tl.cdiv(chunks, _AT_ONCE)):
+        chunk = (begin * 0 + part) * _AT_ONCE + c
+        i = chunk[:, None] * Q + q[None, :]
+        t = begin + i
+        inside = t < length
+        at = (row * length + t) * heads + head
+        each = tl.load(log_a + at, mask=inside, other=0.0) * 1.4426950408889634
+        each = tl.where(each < -600.0, -600.0, each)  # its power is 0 likewise; what is no number stays so
+        if segments is not None:
+            now = tl.load(segments + (row * length + t), mask=inside, other=0)
+            before = tl.load(segments + (row * length + t - 1), mask=inside & (t > 0), other=0)
+            each = tl.where((now != before) & inside, -300.0, each)
+        multiple = tl.floor(each * 256.0 + 0.5) / 256.0
+        whole = tl.cumsum(multiple, 1)
+        rest = tl.cumsum(each - multiple, 1)
+        own = (chunk < chunks)[:, None] & (q >= 0)[None, :]
+        if fine is not None:
+            tl.store(coarse + (at_sums + i), whole, mask=own)
+            tl.store(fine + (at_sums + i), rest, mask=own)
+        else:
+            tl.store(coarse + (at_sums + i), whole + rest, mask=own)
+        if steps is not None:
+            tl.store(steps + (at_sums + i), tl.load(dt + at, mask=inside, other=0.0), mask=own)
+    tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["n_pieces"])
