@@ -53,11 +53,11 @@ TILES_ANY = {
 # bfloat16 on Hopper where the tiles divide the sizes: by the least of the states' tiles
 TILED = {
     128: Tiles(
-        (Tile(64, 64, 128, 4, 1, True), Tile(64, 64, 64, 4, 1, True)),  # in parts the larger one would spill
+        (Tile(64, 64, 128, 4, 1, True), Tile(64, 64, 64, 4, 1, True)),  # in parts the first would spill
         *(Tile(64, 64, 128, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 128, 8, 2, True)),
     ),
     64: Tiles(
-        (Tile(64, 64, 64, 4, 2, True),),
+        (Tile(64, 64, 64, 4, 2, True), Tile(64, 64, 64, 4, 1, True)),
         *(Tile(64, 64, 64, 4, 2, True), Tile(64, 64, 64, 4, 1, True), Tile(64, 64, 64, 4, 2, True)),
     ),
 }
