@@ -290,7 +290,12 @@ _BUILT = (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False), ("fp
 def builds_with(gate: int) -> list[Build]:
     found = []
     for kind, whole_vectors in _BUILT:
-        given = {**pointers(**{kind: "x y grad dx"}, fp32="weight partial"), "GATE": gate, "EIGHTHS": whole_vectors}
+        given = {
+            **pointers(**{kind: "x y grad dx"}),
+            **pointers(fp32="weight partial"),
+            "GATE": gate,
+            "EIGHTHS": whole_vectors,
+        }
         given |= dict.fromkeys(("z", "dz"), f"*{kind}" if gate else None)
         given |= numbers(i32="n_rows x_stride z_stride grad_stride width tiles", fp32="inverse eps")
         for tile in tiles_of(gate):

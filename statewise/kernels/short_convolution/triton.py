@@ -112,7 +112,8 @@ def builds() -> list[Build]:
         *((kind, 9, "*i64", True, False) for kind in ("bf16", "fp32")),
     ):
         given: dict[str, Any] = {
-            **pointers(**{kind: "x y grad dx"}, fp32="taps history bias d_history partial"),
+            **pointers(**{kind: "x y grad dx"}),
+            **pointers(fp32="taps history bias d_history partial"),
             **sizes,
         }
         given |= {"TAPS": taps, "SILU": silu, "EIGHTHS": eighths, "segments": segments}
