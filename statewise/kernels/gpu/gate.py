@@ -3,9 +3,9 @@
     python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--record FILE] [--jobs 4]
 
 The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
-spills, its registers and its shared memory fit the card, its products are matrix instructions, every offset has 64 bits
-from the first product on, and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it
-cannot tell, nor what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
+spills, its registers and its shared memory fit the card, its products are matrix instructions, no offset could overflow
+(offsets.py), and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it cannot tell, nor
+what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from statewise.kernels.gpu import KERNELS, interprets, module, why_not
 from statewise.kernels.gpu.build import Build
 from statewise.kernels.gpu.machine_code import overwritten_factors
+from statewise.kernels.gpu.offsets import narrow_offsets
 from statewise.kernels.gpu.sources import digest, sources
 
 KIB = 1024
@@ -44,8 +45,6 @@ SHARED = {
 }
 REGISTERS = 65_536  # of a processor of NVIDIA's; a program for more does not start
 _MATRIX = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma|\bv_mfma_|\bv_smfmac_")
-_NARROW_PRODUCT = re.compile(r"arith\.muli .*: (?:tensor<[^>]*x)?i32\b")
-_OFFSET = re.compile(r"tt\.addptr [^:]*: .*?, (?:tensor<[^>]*x)?(i\d+)>?")
 
 
 @dataclass(frozen=True)
@@ -100,17 +99,6 @@ def inspect(kernel: str, build: Build, target: str) -> Found:
         faults.append("no matrix instructions")
     faults += narrow_offsets(str(built.asm["ttir"]))
     return Found(kernel, build.name, build.label, target, registers, spills, shared, products, tuple(faults))
-
-
-def narrow_offsets(ttir: str) -> list[str]:
-    """Where offsets could overflow: one of 32 bits, or a product of 32 bits, which could become one."""
-    faults = []
-    narrow = {bits for bits in _OFFSET.findall(ttir) if bits != "i64"}
-    if narrow:
-        faults.append(f"an offset of {', '.join(sorted(narrow))}")
-    if _NARROW_PRODUCT.search(ttir):
-        faults.append("a product of 32 bits")
-    return faults
 
 
 def _amd(text: str) -> tuple[int, int]:
