@@ -1,8 +1,7 @@
 """Triton kernels as far as their TTIR, which needs no GPU: `python tests/without_a_gpu.py [FILE]`.
 
 It prints what narrow_offsets finds, as JSON by name: in each function of a file; without one, in each build of our
-kernels, with sizes that are multiples of nothing. Where TRITON_INTERPRET is set, nothing is compiled, so it is a process
-of its own.
+kernels, with sizes that are multiples of nothing. It is a process of its own, since TRITON_INTERPRET compiles nothing.
 """
 
 from __future__ import annotations
