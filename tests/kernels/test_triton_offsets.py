@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from interpreted import needs_interpreter
+from interpreted import long_interpreted, needs_interpreter
 from without_a_gpu import found_in
 
 from statewise.kernels.gpu.offsets import narrow_offsets
@@ -96,7 +96,7 @@ def test_what_could_not_is_passed(name: str, found: dict[str, list[str]]) -> Non
     assert found[name] == []
 
 
-@pytest.mark.long_interpreted
+@long_interpreted
 def test_sizes_that_are_multiples_of_nothing(tmp_path: Path) -> None:
     """The gate builds for sizes that are multiples of 16."""
     assert {name: faults for name, faults in found_in(None, tmp_path).items() if faults} == {}

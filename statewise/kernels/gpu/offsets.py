@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 LARGEST = 2**31 - 2**20
@@ -19,7 +19,7 @@ _PASSES = 8  # over the text, for what loops carry: a number that has not settle
 _OPERATION = re.compile(r'(?:(%\w+)(?::(\d+))? = )?"?([a-z]\w*\.[a-z_.\d]+)"?(.*)')
 _NAMES = re.compile(r"%\w+(?:#\d+)?")
 _WORDS = {"addi": "a sum", "subi": "a difference", "muli": "a product", "shli": "a shift"}
-_CORNERS = {  # a result is between those of the least and the largest operands
+_CORNERS: dict[str, Callable[[int, int], int]] = {  # a result is between those of the least and the largest operands
     "addi": operator.add,
     "subi": operator.sub,
     "muli": operator.mul,
@@ -59,7 +59,7 @@ _ANYTHING = _Number(-(2**63), 2**63 - 1)
 
 @dataclass
 class _Region:
-    """What lies between braces. Of a loop: where it is, what it carries, how wide and from where, and its turns."""
+    """What lies between braces. A loop has turns, and arguments that it carries on from where they start."""
 
     results: list[str]
     line: int
