@@ -15,7 +15,7 @@ SEED ?= 1
 DEMO_PROMPT ?= class Stack:
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-all demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-gate gpu-tests gpu-day gpu-science clean
+.PHONY: help install install-all demo test lint format docs benchmark sanitize fuzz browser gpu-check gpu-check-few gpu-gate gpu-tests gpu-day gpu-science clean
 
 help:
 	@echo 'make demo     train a small hybrid for $(DEMO_MINUTES) minutes on the text of the standard library, then write with it'
@@ -29,6 +29,7 @@ help:
 	@echo 'make fuzz MINUTES=30 SEED=1   random cases against slow, obvious answers; exit code 1 if one is wrong'
 	@echo 'make browser  the page of statewise explore in Chromium, which it installs where apt-get can; PICTURES=docs/pictures draws those of the docs'
 	@echo 'make gpu-check  the Triton kernels without a GPU: compiled for eight cards, and run in an interpreter'
+	@echo 'make gpu-check-few  the same in minutes: one configuration of each on two cards, and the tests that are not long'
 	@echo 'make gpu-day  on a machine with a GPU, in ten minutes: tests, laws and times of its kernels and models; the results in build/gpu-day'
 	@echo 'make gpu-science DATA=data  ten minutes of the trainings that need a GPU; call it again and it goes on'
 	@echo 'make clean    remove the environment and every cache (runs/ stays)'
@@ -112,23 +113,32 @@ browser: $(VENV)/.installed-browser
 	STATEWISE_PICTURES=$(PICTURES) $(BIN)/python -m pytest --browser --durations 5 tests/explore/test_browser_*.py
 
 # Triton is 700 MB, and each PyTorch for CUDA wants its own: so it has an environment apart, and no pin in constraints.txt.
-# What was compiled stays in build/gpu-cache.
-$(GPU_VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(GPU_VENV)
-	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-		STATEWISE_NO_C=1 $(GPU_VENV)/bin/python -m pip install --quiet . '$(TRITON)' pytest pytest-xdist hypothesis
-	$(GPU_VENV)/bin/python -m pip uninstall --quiet --yes statewise
+# All else comes from the environment of the tests, by a file of paths. What was compiled stays in build/gpu-cache.
+$(GPU_VENV)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv --without-pip $(GPU_VENV)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip --python $(GPU_VENV)/bin/python install --quiet --no-deps '$(TRITON)'
+	$(BIN)/python -c 'from sysconfig import get_path as path; print(path("purelib"), path("platlib"), sep="\n")' \
+		> "$$($(GPU_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/environment-of-the-tests.pth"
 	@touch $@
+
+GATE = PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache $(GPU_VENV)/bin/python -m statewise.kernels.gpu.gate
+GATED := experiments/results/gpu-gate.json
+INTERPRETED = PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) \
+	--maxprocesses 8 --dist worksteal --durations 5 -W ignore::DeprecationWarning tests/kernels/test_triton_*.py
 
 gpu-check: gpu-gate gpu-tests
 
 gpu-gate: $(GPU_VENV)/.installed
 	mkdir -p build
-	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache $(GPU_VENV)/bin/python -m statewise.kernels.gpu.gate --json build/gpu-gate.json --record experiments/results/gpu-gate.json
+	$(GATE) --json build/gpu-gate.json --record $(GATED)
 
 gpu-tests: $(GPU_VENV)/.installed
-	PYTHONPATH=. TRITON_CACHE_DIR=build/gpu-cache TRITON_INTERPRET=1 $(GPU_VENV)/bin/python -m pytest -n $(WORKERS) \
-		--maxprocesses 8 --durations 5 -W ignore::DeprecationWarning tests/kernels/test_triton_*.py
+	$(INTERPRETED)
+
+# Minutes instead of an hour: what continuous integration runs
+gpu-check-few: $(GPU_VENV)/.installed
+	$(GATE) --few $(GATED)
+	$(INTERPRETED) -m 'not long_interpreted'
 
 # They install nothing: PYTHON is one that has PyTorch for the card
 DATA ?=

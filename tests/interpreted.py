@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,15 @@ needs_interpreter = pytest.mark.skipif(
     or (os.environ.get("TRITON_INTERPRET") != "1" and os.environ.get("STATEWISE_TEST_DEVICE") != "cuda"),
     reason="needs Triton and TRITON_INTERPRET=1: `make gpu-check` has both",
 )
+# left out by `make gpu-check-few`: what takes the interpreter seconds, where shorter cases reach the same lines
+long_interpreted = pytest.mark.long_interpreted
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def long_but(short: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, of which all others than the short ones are long."""
+    kept = list(short)
+    return [value if value in kept else pytest.param(value, marks=long_interpreted) for value in values]
 
 
 def results(run: Callable[..., Tensor | Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:

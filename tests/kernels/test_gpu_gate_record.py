@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from statewise import kernels
 from statewise.kernels import gpu
-from statewise.kernels.gpu import sources
+from statewise.kernels.gpu import gate, sources
 
 RECORD = Path(__file__).parents[2] / "experiments/results/gpu-gate.json"
 
@@ -44,3 +45,23 @@ def test_a_kernel_is_made_of_what_it_imports(tmp_path: Path, monkeypatch: pytest
         file.write("# changed\n")
     changed = {kernel for kernel in gpu.KERNELS if sources.digest(sources.sources(kernel)) != before[kernel]}
     assert changed == {"rms_norm", "gated_rms_norm"}
+
+
+def test_a_short_run_builds_all_of_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = json.loads(RECORD.read_text("utf-8"))
+    kept["ssd"]["sources"] = "of another day"
+    del kept["step"]
+    (tmp_path / "record.json").write_text(json.dumps(kept), "utf-8")
+    same = gate.recorded(tmp_path / "record.json", ["ssd", "cauchy", "step", "vandermonde"])
+    assert same == ["cauchy", "vandermonde"]
+    targets = [("ahead", None), ("ahead", None), ("back", ("sm_80",)), ("back", ("sm_90",)), ("back", None)]
+    builds = [SimpleNamespace(name=name, targets=only) for name, only in targets]
+    monkeypatch.setattr(gate, "module", lambda kernel: SimpleNamespace(builds=lambda: builds))
+    chosen = gate._chosen(["ssd", "cauchy"], ["sm_90", "gfx942"], same)
+    assert [task[1:] for task in chosen if task[0] == "cauchy"] == [
+        (0, "sm_90"),
+        (0, "gfx942"),
+        (3, "sm_90"),
+        (4, "gfx942"),
+    ]
+    assert len([task for task in chosen if task[0] == "ssd"]) == 7

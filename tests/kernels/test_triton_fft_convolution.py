@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from interpreted import compare, needs_interpreter
+from interpreted import compare, long_interpreted, needs_interpreter
 from torch import Tensor
 
 import statewise as sw
@@ -103,6 +103,7 @@ def test_every_size_of_window(length: int) -> None:
     check(case(1, length, length, width=1))
 
 
+@long_interpreted
 def test_several_windows() -> None:
     check(case(1, 20000, 5, width=1))
     check(case(2, 5000, 300, p=(2,), width=1, history=True))

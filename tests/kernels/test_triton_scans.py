@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import TOLERANCE, compare, needs_interpreter
+from interpreted import TOLERANCE, compare, long_but, long_interpreted, needs_interpreter
 from torch import Tensor
 
 from statewise.kernels import gpu
@@ -13,6 +13,8 @@ from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
 
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory", "in_triton")]
 D, Z = torch.float64, torch.complex128
+SHAPES = [(2, 1), (1, 3, 2, 5), (2, 37, 3), (2, 33, 33)]
+KINDS = (torch.float32, torch.complex64)
 
 
 def recurrence(batch: int, length: int, *trailing: int, dtype: torch.dtype) -> list[Tensor]:
@@ -32,7 +34,7 @@ def processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*TOLERANCE, torch.complex64])
-@pytest.mark.parametrize("shape", [(2, 1), (1, 3, 2, 5), (2, 37, 3), (2, 33, 33)], ids=str)
+@pytest.mark.parametrize("shape", long_but(SHAPES[:3], SHAPES), ids=str)
 def test_the_recurrence(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     compare(linear_scan, linear_scan_reference, recurrence(*shape, dtype=dtype), TOLERANCE.get(dtype, 2e-5))
 
@@ -46,12 +48,12 @@ def test_the_recurrence_of_nothing() -> None:
 
 
 @pytest.mark.usefixtures("processors")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("dtype", long_but(KINDS[:1], KINDS))
 def test_the_recurrence_in_pieces(dtype: torch.dtype) -> None:
     compare(linear_scan, linear_scan_reference, recurrence(2, 75, 3, dtype=dtype), 2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("dtype", long_but(KINDS[:1], KINDS))
 def test_the_recurrence_with_a_expanded(dtype: torch.dtype) -> None:
     for narrow in ((0,), (1,), (0, 1, 2)):
         a, b, h0 = recurrence(2, 9, 3, dtype=dtype)
@@ -67,6 +69,7 @@ def test_the_recurrence_with_a_expanded(dtype: torch.dtype) -> None:
         )
 
 
+@long_interpreted
 def test_the_recurrence_is_itself_cut_anywhere() -> None:
     a, b, h0 = (m.detach() for m in recurrence(1, 40, 3, dtype=torch.float32))
     whole = linear_scan(a, b, h0)

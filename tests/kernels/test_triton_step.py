@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted import needs_interpreter
+from interpreted import long_but, long_interpreted, needs_interpreter
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -41,6 +41,8 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "a cap": ((PLAIN,), {"logit_cap": 20.0}),
     "another head": ((PLAIN,), {"norm": "layer", "logit_scale": 0.5, "d_embedding": 8}),
 }
+
+INTEGERS = ("groups of the norm alone", "biases of projections, none of taps", "a hybrid")
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +81,8 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
         assert float((got - want).abs().max()) <= tolerance * max(1.0, float(want.abs().max()))
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", long_but([1], [1, 3]))
+@pytest.mark.parametrize("dtype", long_but([torch.float32], [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_steps_by_kernels_are_the_models(name: str, dtype: torch.dtype, batch: int) -> None:
@@ -113,7 +115,7 @@ def test_steps_by_kernels_are_the_models(name: str, dtype: torch.dtype, batch: i
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["groups of the norm alone", "biases of projections, none of taps", "a hybrid"])
+@pytest.mark.parametrize("name", long_but(INTEGERS[:1], INTEGERS))
 @torch.inference_mode()
 def test_steps_with_integers_are_the_rounded_models(name: str, weights: str, batch: int) -> None:
     """Layers with kernels of a step, and those of which only the products have one."""
@@ -238,5 +240,6 @@ def matrix(weight: Tensor, weights: str) -> Tensor | pytorch.IntegerMatrix:
     return pytorch.pack(found.q, found.scales, int(weights[3:]))
 
 
+@long_interpreted
 def test_the_canary_passes_the_kernels() -> None:
     assert canary.check("step", DEVICE) is None

@@ -64,7 +64,7 @@ def test_constraints_pin_whatever_is_asked_for() -> None:
 def test_ci_calls_make() -> None:
     lines = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     calls = [line for line in lines if "make" in line and not line.startswith("#")]
-    assert calls == ["make install-all", "make test", "make browser", "make docs"]
+    assert calls == ["make install-all", "make test", "make gpu-check-few", "make browser", "make docs"]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert "make test" in (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
 

@@ -1,11 +1,11 @@
 """The offline gate: every Triton kernel compiled for eight GPUs, without one, and inspected.
 
-    python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--record FILE] [--jobs 4]
+    python -m statewise.kernels.gpu.gate [KERNEL...] [--targets sm_90,gfx942] [--json FILE] [--record FILE] [--few FILE]
 
 The wheel of Triton brings the assemblers and disassemblers, so that any x86-64 Linux will do. A build passes if nothing
-spills, its registers and its shared memory fit the card, its products are matrix instructions, every offset has 64 bits
-from the first product on, and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it
-cannot tell, nor what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
+spills, its registers and its shared memory fit the card, its products are matrix instructions, no offset could overflow
+(offsets.py), and on Hopper no product's factor is overwritten while it runs (machine_code.py). Time it cannot tell, nor
+what else the assembler gets wrong: the former needs a GPU, the latter is the canary's (canary.py).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from statewise.kernels.gpu import KERNELS, interprets, module, why_not
 from statewise.kernels.gpu.build import Build
 from statewise.kernels.gpu.machine_code import overwritten_factors
+from statewise.kernels.gpu.offsets import narrow_offsets
 from statewise.kernels.gpu.sources import digest, sources
 
 KIB = 1024
@@ -42,11 +43,10 @@ SHARED = {
     "gfx942": 64 * KIB,
     "gfx950": 160 * KIB,
 }
+FEW = ("sm_90", "gfx942")  # of a short run: one with products of whole warp groups, and one of AMD's
 REGISTERS = 65_536  # of a processor of NVIDIA's; a program for more does not start
 _PRODUCTS = {"float32": "tf32x3", "float16": "tf32"}  # triton_products.py
 _MATRIX = re.compile(r"\bmma\.sync|\bwgmma\.mma_async|\btcgen05\.mma|\bv_mfma_|\bv_smfmac_")
-_NARROW_PRODUCT = re.compile(r"arith\.muli .*: (?:tensor<[^>]*x)?i32\b")
-_OFFSET = re.compile(r"tt\.addptr [^:]*: .*?, (?:tensor<[^>]*x)?(i\d+)>?")
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,6 @@ def inspect(kernel: str, build: Build, target: str) -> Found:
     return Found(kernel, build.name, build.label, target, registers, spills, shared, products, tuple(faults))
 
 
-def narrow_offsets(ttir: str) -> list[str]:
-    """Where offsets could overflow: one of 32 bits, or a product of 32 bits, which could become one."""
-    faults = []
-    narrow = {bits for bits in _OFFSET.findall(ttir) if bits != "i64"}
-    if narrow:
-        faults.append(f"an offset of {', '.join(sorted(narrow))}")
-    if _NARROW_PRODUCT.search(ttir):
-        faults.append("a product of 32 bits")
-    return faults
-
-
 def _amd(text: str) -> tuple[int, int]:
     """Vector registers, and those that spill, or words of memory of a thread's own, if there are more of these.
 
@@ -143,17 +132,32 @@ def _output(*command: Any) -> str:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
 
 
-def gate(kernels: Iterable[str] = KERNELS, targets: Iterable[str] = tuple(SHARED), n_jobs: int = 1) -> Iterator[Found]:
-    """Each configuration of each kernel on each target, in their order, compiled by as many processes."""
-    tasks = [
-        (k, i, target)
-        for k in kernels
-        for i, build in enumerate(module(k).builds())
-        for target in targets
-        if build.targets is None or target in build.targets
-    ]
+def gate(
+    kernels: Iterable[str] = KERNELS,
+    targets: Iterable[str] = tuple(SHARED),
+    n_jobs: int = 1,
+    first_of: Iterable[str] = (),
+) -> Iterator[Found]:
+    """Each configuration of each kernel on each target, in their order, compiled by as many processes.
+
+    first_of:  the kernels of which it takes the first configuration of each function alone
+    """
     with ProcessPoolExecutor(n_jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_inspect_one, tasks)
+        yield from pool.map(_inspect_one, _chosen(kernels, targets, first_of))
+
+
+def _chosen(kernels: Iterable[str], targets: Iterable[str], first_of: Iterable[str]) -> list[tuple[str, int, str]]:
+    """The kernel, the number of its build, and the target."""
+    tasks = []
+    for kernel in kernels:
+        seen = set()
+        for i, build in enumerate(module(kernel).builds()):
+            for target in targets:
+                passed_over = kernel in first_of and (build.name, target) in seen
+                if not passed_over and (build.targets is None or target in build.targets):
+                    seen.add((build.name, target))
+                    tasks.append((kernel, i, target))
+    return tasks
 
 
 def _inspect_one(task: tuple[str, int, str]) -> Found:
@@ -212,12 +216,20 @@ def record(found: Iterable[Found], file: Path) -> None:
     file.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", "utf-8")
 
 
+def recorded(file: Path, kernels: Iterable[str]) -> list[str]:
+    """The kernels whose sources are those of a record."""
+    kept = json.loads(file.read_text("utf-8"))
+    return [k for k in kernels if kept.get(k, {}).get("sources") == digest(sources(k))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m statewise.kernels.gpu.gate", description=__doc__.splitlines()[0])
     parser.add_argument("kernels", nargs="*", default=list(KERNELS), metavar="KERNEL", help="all if none is named")
-    parser.add_argument("--targets", default=",".join(SHARED), help="of " + ", ".join(SHARED))
+    parser.add_argument("--targets", help="of " + ", ".join(SHARED))
     parser.add_argument("--json", type=Path, help="a file for what was found")
     parser.add_argument("--record", type=Path, help="a file that keeps what passed, and of which sources")
+    few = f"what --record wrote: of kernels unchanged since, the first configurations alone; on {', '.join(FEW)}"
+    parser.add_argument("--few", type=Path, metavar="FILE", help=few)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; one a processor")
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="of --json: a line for each function")
     given = parser.parse_args(arguments)
@@ -225,19 +237,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read = [one for path in given.read for one in json.loads(path.read_text("utf-8"))]
         print(summary([Found(**{**one, "faults": tuple(one["faults"])}) for one in read]))
         return 0
-    targets = given.targets.split(",")
+    targets = given.targets.split(",") if given.targets else list(FEW if given.few else SHARED)
     unknown = [name for name in (*given.kernels, *targets) if name not in (*KERNELS, *SHARED)]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; kernels are {', '.join(KERNELS)}, targets {', '.join(SHARED)}")
-    if given.record and set(targets) != set(SHARED):
-        parser.error("--record is for all targets; leave out --targets")
+    if given.record and (given.few or set(targets) != set(SHARED)):
+        parser.error("--record is for all configurations on all targets; leave out --few and --targets")
     if interprets():
         parser.error("TRITON_INTERPRET=1 is set, under which nothing is compiled; unset it")
     reason = why_not()
     if reason is not None:
         parser.error(reason)
     found = []
-    for one in gate(given.kernels, targets, given.jobs):
+    first_of = recorded(given.few, given.kernels) if given.few else ()
+    for one in gate(given.kernels, targets, given.jobs, first_of):
         found.append(one)
         for fault in one.faults:
             print(f"{one.kernel}: {one.function}, {one.configuration}, {one.target}: {fault}", file=sys.stderr)

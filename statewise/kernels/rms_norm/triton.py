@@ -110,7 +110,7 @@ def norm_backward(
     first = tl.program_id(1).to(tl.int64) * width
     total = tl.num_programs(1).to(tl.int64) * width
     column = tl.arange(0, WIDTH).to(tl.int64)
-    so_far = partial + share * total + first + column
+    so_far = partial + share * total + first
     rows = share * tiles * ROWS + tl.arange(0, ROWS).to(tl.int64)
     if WHOLE:
         inside = column < width
@@ -131,7 +131,7 @@ def norm_backward(
             mean = r * tl.sum(u * (outer * w[None, :]), 1) * inverse
             d_weight += tl.sum(_store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE), 0)
             loaded = then
-        tl.store(so_far, d_weight, mask=inside)
+        tl.store(so_far + column, d_weight, mask=inside)
     else:
         for _ in range(0, tiles):
             is_row = rows < n_rows
@@ -154,8 +154,8 @@ def norm_backward(
                 w = tl.load(weight + first + here, mask=here < width, other=0.0).to(tl.float32)
                 at = rows[:, None] * total + (first + here)[None, :]
                 d_weight = tl.sum(_store_slopes(loaded, w, r, mean, dx, dz, at, real, GATE), 0)
-                d_weight += tl.load(so_far + start, mask=here < width, other=0.0)
-                tl.store(so_far + start, d_weight, mask=here < width)
+                d_weight += tl.load(so_far + here, mask=here < width, other=0.0)
+                tl.store(so_far + here, d_weight, mask=here < width)
             rows += ROWS
 
 
