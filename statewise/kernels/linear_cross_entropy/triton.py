@@ -106,7 +106,7 @@ def rows(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor
 
 def builds() -> list[Build]:
     found = []
-    for kind, eighths in (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False), ("fp16", False)):
+    for kind, eighths in (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False)):
         given = {**pointers(fp32="losses", i64="targets"), **numbers(i32="n vocab", i64="none"), "logits": f"*{kind}"}
         for tile in TILES:
             fixed: dict[str, Any] = {"EIGHTHS": eighths, "WHOLE": tile.whole, "ROWS": tile.rows, "LOGITS": tile.logits}

@@ -283,8 +283,9 @@ def gradients(
 GATES = ("", "gate first, ", "gate last, ")
 
 
-# Kinds of numbers, and whether rows are whole vectors of eight, of the launches that the gate compiles
-_BUILT = (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False), ("fp16", False))
+# Kinds of numbers, and whether rows are whole vectors of eight, of the launches that the gate compiles. Float16 is
+# loaded and stored as bfloat16 is
+_BUILT = (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False))
 
 
 def builds_with(gate: int) -> list[Build]:

@@ -160,20 +160,18 @@ def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
 
 def builds() -> list[Build]:
     shared = numbers(i32="length d each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
+    given = {**pointers(bf16="u dt gate", fp32="A B C h0 D dt_bias"), **shared}
     found = []
-    for kind, n, own, exact, segments in (
-        *(("bf16", 16, False, False, None), ("bf16", 16, False, False, "*i64"), ("bf16", 16, True, False, None)),
-        *(("bf16", 16, False, True, "*i64"), ("bf16", 16, True, True, None)),
-        *((kind, 16, own, True, "*i64") for kind in ("fp32", "fp16") for own in (False, True)),
-        *((kind, 13, False, False, "*i64") for kind in ("bf16", "fp32")),
-        *(("bf16", 128, False, False, None), ("bf16", 1000, False, False, None), ("fp32", 1000, True, True, "*i64")),
+    for n, own, exact, segments in (
+        *((16, False, False, None), (16, False, False, "*i64"), (16, True, False, None)),
+        *((16, False, True, "*i64"), (16, True, True, None)),
+        *((13, False, False, "*i64"), (128, False, False, None), (1000, False, False, None)),
     ):
-        given = {**pointers(**{kind: "u dt gate"}), **pointers(fp32="A B C h0 D dt_bias"), **shared}
-        label = f"{kind}, {n} states, {'a group each' if own else 'groups'}{', exact' if exact else ''}"
+        label = f"{n} states, {'a group each' if own else 'groups'}{', exact' if exact else ''}"
         label += ", packed" if segments else ""
         fixed: dict[str, Any] = {"segments": segments, "SOFTPLUS": True, "OWN": own, "TIME": CHUNK, "EXACT": exact}
         fixed |= {"n": n, "groups": 1536 if own else 1, "N": power_of_two(n), "WHOLE": n != 13}
-        outputs = pointers(**{kind: "y grad d_u d_dt d_gate"}) | pointers(fp32="state kept")
+        outputs = pointers(bf16="y grad d_u d_dt d_gate", fp32="state kept")
         outputs |= pointers(fp32="grad_state d_A d_B d_C d_h0 d_D d_bias begun")
         every = {**given, **fixed, **outputs, **numbers(i32="rows grad_row grad_step")}
         launches: list[tuple[Any, dict[int, tuple[int, int, int, int]], tuple[str, ...] | None]]

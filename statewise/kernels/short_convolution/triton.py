@@ -21,7 +21,8 @@ from statewise.kernels.short_convolution.triton_kernels import convolution_backw
 from statewise.kernels.stored import plain_steps
 
 # Of a program the channels, the warps, and the steps that are loaded at one time. A thread has four channels, a vector
-# of what is stored, so that all that the backward keeps of them fits its registers; of more taps than few, it has one
+# of what is stored, so that all that the backward keeps of them fits its registers; of more taps than few, it has one,
+# and half as many steps
 AHEAD = (256, 2, 4)
 BACK = (256, 2, 4)
 _FEW = 4
@@ -83,7 +84,7 @@ def backward(
 
 def _shape(chosen: tuple[int, int, int], n_taps: int) -> tuple[int, int, int]:
     width, _, at_once = chosen
-    return chosen if n_taps <= _FEW else (width, width // 32, at_once)
+    return chosen if n_taps <= _FEW else (width, width // 32, at_once // 2)
 
 
 def _tiles(batch: int, length: int, blocks: int) -> tuple[int, int]:
@@ -107,7 +108,7 @@ def builds() -> list[Build]:
     found = []
     for kind, taps, segments, silu, eighths in (
         ("bf16", 4, None, True, True),
-        *((kind, 4, "*i64", True, eighths) for kind in ("bf16", "fp32", "fp16") for eighths in (True, False)),
+        *((kind, 4, "*i64", True, eighths) for kind in ("bf16", "fp32") for eighths in (True, False)),
         *(("bf16", taps, "*i64", False, False) for taps in (1, 2, 3)),
         *((kind, 9, "*i64", True, False) for kind in ("bf16", "fp32")),
     ):

@@ -183,7 +183,7 @@ def _described(m: Tensor, tile: Tile, width: int) -> Any:
 
 
 def _states(m: Tensor, tile: Tile) -> Any:
-    """m (..., width, states), or TILED a descriptor of its tiles."""
+    """m (..., width, states), or TILED a descriptor of its tiles, whose rows 32 bits count: so many fill no card."""
     return TensorDescriptor.from_tensor(m.view(-1, m.shape[-1]), [tile.p, tile.n]) if tile.tiled else m
 
 

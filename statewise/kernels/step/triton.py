@@ -131,12 +131,6 @@ def builds() -> list[Build]:
             for rows in (1, MAX_ROWS):
                 if narrow or k in (2048, 8192):
                     found += [_matvec_build(kind, k, rows, where) for where in ("first", "last")]
-        found += [
-            _matvec_build(kind, k, rows, where, any_size=True)
-            for k in (1024, 8192)
-            for rows in (1, MAX_ROWS)
-            for where in ("first", "last")
-        ]
         for p, n, warps in ((8, 128, 2), (32, 128, 4), (16, 256, 4), (64, 64, 4)):
             given = {**pointers(fp32="inputs h a_log dt_bias skip u"), "TAPS": 4, "LIMIT": False, "P": p, "N": n}
             given |= dict.fromkeys(("projected", "taps", "conv_bias"), f"*{kind}")
@@ -150,16 +144,13 @@ def builds() -> list[Build]:
                 found += [_matvec_build("bf16", k, rows, "last", bits, groups) for groups in (1, 8)]
             found.append(_matvec_build("fp32", 4096, rows, "last", bits))
             found += [_matvec_build(kind, k, rows, "alone", bits) for kind in ("bf16", "fp32") for k in (2048, 16_384)]
-    found += [_matvec_build("fp16", 4096, rows, where) for rows in (1, MAX_ROWS) for where in ("first", "last")]
     return found
 
 
-def _matvec_build(
-    kind: str, k: int, rows: int, where: str, bits: int = 0, groups: int = 8, any_size: bool = False
-) -> Build:
+def _matvec_build(kind: str, k: int, rows: int, where: str, bits: int = 0, groups: int = 8) -> Build:
     """where: the product that begins a layer ("first"), that ends it ("last"), with residual and shift, or one
     "alone", without a norm; bits: of integers; groups: of the norm that ends a layer"""
-    behind, width = where == "last", bits or (32 if kind == "fp32" else 16)
+    behind, width = where == "last", bits or (16 if kind == "bf16" else 32)
     tile = tile_for(k if behind else 2**15, k, width, rows)
     given: dict[str, Any] = dict.fromkeys(("norm_weight", "weight", "bias", "y"), f"*{kind}")
     if where == "alone":
@@ -176,8 +167,7 @@ def _matvec_build(
     numbers_of = f"int{bits}, {kind}" if bits else kind
     label = f"{numbers_of}, {where}, {rows} tokens, {tile.rows} x {tile.k}"
     label += f", {groups} group" if behind and groups == 1 else ""
-    label += ", any size" if any_size else ""
-    sixteens = "" if any_size else "n_out k group_width width first projected_stride"
+    sixteens = "n_out k group_width width first projected_stride"
     return Build(kernels.norm_matvec, given, tile.warps, registers=_limit(tile), sixteens=sixteens, label=label)
 
 
