@@ -1,6 +1,7 @@
 """The diagonal scan in C (diagonal_scan.c): channels in the lanes of vectors, states in registers.
 
-A narrower u is widened before, and its y rounded after."""
+A narrower u is widened before, and its y rounded after.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The diagonal scan in Triton: the states of a program's channels in registers, time walked step by step.
 
-Forwards time is walked once. Backwards first to the end, which leaves the states before chunks of TIME steps; then chunk
-by chunk from the last to the first, in each forwards once more, and back. More states than a program holds are split
-over programs, and the parts of y and of u's gradient are summed, in their order.
+Forwards time is walked once. Backwards first to the end, which leaves the states before chunks of TIME steps; then
+chunk by chunk from the last to the first, in each forwards once more, and back. More states than a program holds are
+split over programs, and the parts of y and of u's gradient are summed, in their order.
 """
 
 from __future__ import annotations
