@@ -35,16 +35,15 @@ def scan(
 ):  # fmt: skip
     """u (rows, length, width), y (blocks, rows, length, width), to be summed over blocks of STATES; A, B, C
     (width / r, n) and state, after (rows, width, n): pairs, a channel a line."""
-    row, block, c, k, channel, inside, system, at_state = _places(width, r, n, line, WIDTH, STATES)
+    row, part, first, c, k, channel, inside, system, at_state = _places(width, r, n, line, WIDTH, STATES)
     a, a_im, b, b_im, read, read_im = _numbers(A, B, C, system[:, None] * line + k[None, :] * 2, inside)
-    skip = _skip(D, system, channel & (block == 0))
+    skip = _skip(D, system, first)
     h, h_im = _pair(state, at_state, inside)
     for t in range(0, _end(lengths, row, length)):
         x = tl.load(u + ((row * length + t) * width + c), mask=channel, other=0.0).to(tl.float32)
         h, h_im = _step(h, h_im, x, a, a_im, b, b_im)
-        at_step = ((block * tl.num_programs(0) + row) * length + t) * width + c
         out = tl.sum(read * h - read_im * h_im, 1) + skip * x
-        tl.store(y + at_step, out.to(y.dtype.element_ty), mask=channel)
+        tl.store(y + ((part * length + t) * width + c), out.to(y.dtype.element_ty), mask=channel)
     _store(after, at_state, h, h_im, inside)
 
 
@@ -59,9 +58,8 @@ def scan_backward(
     d_A, d_B, d_C  (rows, width, n) pairs, and d_D (rows, width): to be summed over rows and over r
     kept           (rows, slots, width, n) pairs, memory for states: before each step of a chunk, then before each chunk
     """
-    row, block, c, k, channel, inside, system, at_state = _places(width, r, n, line, WIDTH, STATES)
+    row, part, first, c, k, channel, inside, system, at_state = _places(width, r, n, line, WIDTH, STATES)
     a, a_im, b, b_im, read, read_im = _numbers(A, B, C, system[:, None] * line + k[None, :] * 2, inside)
-    first = channel & (block == 0)
     skip = _skip(D, system, first)
     end = _end(lengths, row, length)
     chunks = (end + TIME - 1) // TIME
@@ -90,17 +88,17 @@ def scan_backward(
         tl.debug_barrier()
         for later in range(0, count):
             step = count - 1 - later
-            at_step = (row * length + begin + step) * width + c
-            x = tl.load(u + at_step, mask=channel, other=0.0).to(tl.float32)
-            slope = tl.load(grad + at_step, mask=channel, other=0.0).to(tl.float32)
+            at_step = (begin + step) * width + c
+            of_row = row * length * width + at_step
+            x = tl.load(u + of_row, mask=channel, other=0.0).to(tl.float32)
+            slope = tl.load(grad + of_row, mask=channel, other=0.0).to(tl.float32)
             to_C += h * slope[:, None]
             to_C_im -= h_im * slope[:, None]
             h, h_im = _pair(kept, at_kept + step * slot, inside)
             g += read * slope[:, None]
             g_im -= read_im * slope[:, None]
             to_u = tl.sum(b * g + b_im * g_im, 1) + skip * slope
-            at_part = block * tl.num_programs(0) * length * width + at_step
-            tl.store(d_u + at_part, to_u.to(d_u.dtype.element_ty), mask=channel)
+            tl.store(d_u + (part * length * width + at_step), to_u.to(d_u.dtype.element_ty), mask=channel)
             to_A += g * h + g_im * h_im
             to_A_im += g_im * h - g * h_im
             to_B += g * x[:, None]
@@ -118,15 +116,19 @@ def scan_backward(
 
 @triton.jit
 def _places(width, r, n, line, WIDTH: tl.constexpr, STATES: tl.constexpr):
-    """A program's row, block of states, channels and states; which of these are; the channels' systems; and where the
-    states lie. In 64 bits, and so is all that is counted from them."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    c = tl.program_id(1).to(tl.int64) * WIDTH + tl.arange(0, WIDTH).to(tl.int64)
+    """A program's row, and that row in the parts; which channels are, with the first of their states; its channels and
+    states; which channels are, which states; the channels' systems; and where the states lie. In 64 bits, and so is all
+    that is counted from them."""
+    programs = (width + WIDTH - 1) // WIDTH
+    row, block = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(1).to(tl.int64)
+    c = (tl.program_id(0) % programs).to(tl.int64) * WIDTH + tl.arange(0, WIDTH).to(tl.int64)
     k = block * STATES + tl.arange(0, STATES).to(tl.int64)
     channel = c < width
     inside = channel[:, None] & (k < n)[None, :]
     system = (c.to(tl.int32) // r).to(tl.int64)
-    return row, block, c, k, channel, inside, system, (row * width + c)[:, None] * line + k[None, :] * 2
+    part = block * (tl.num_programs(0) // programs) + row
+    at_state = (row * width + c)[:, None] * line + k[None, :] * 2
+    return row, part, channel & (block == 0), c, k, channel, inside, system, at_state
 
 
 @triton.jit
@@ -222,11 +224,11 @@ def backward(
     return [_sum(d_u, u), *shared, None if D is None else d_D.sum((0, 2)), d_state]
 
 
-def _launch(tiles: Any, u: Tensor, A: Tensor) -> tuple[dict[str, int], tuple[int, int, int], tuple[int, ...]]:
+def _launch(tiles: Any, u: Tensor, A: Tensor) -> tuple[dict[str, int], tuple[int, int], tuple[int, ...]]:
     """What a kernel is compiled for, its programs, and the sizes as it takes them."""
     (rows, length, w, r), n = u.shape, A.shape[1]
     channels, states = next((tile for tile in tiles if n <= tile[1]), tiles[-1])
-    grid = (rows, triton.cdiv(w * r, channels), triton.cdiv(n, states))
+    grid = (rows * triton.cdiv(w * r, channels), triton.cdiv(n, states))  # along its first axis any number
     return {"WIDTH": channels, "STATES": states}, grid, (length, w * r, r, n, 2 * n)
 
 
@@ -235,10 +237,10 @@ def _given(u: Tensor, A: Tensor, B: Tensor, C: Tensor, *others: Tensor | None) -
     return [plain(u), *systems, *(None if m is None else plain(m) for m in others)]
 
 
-def _parts(u: Tensor, grid: tuple[int, int, int]) -> Tensor:
+def _parts(u: Tensor, grid: tuple[int, int]) -> Tensor:
     """Zeros like u for each block of states, in u's dtype where there is one."""
-    dtype = u.dtype if grid[2] == 1 else torch.float32
-    return torch.zeros(grid[2], *u.shape, dtype=dtype, device=u.device)
+    dtype = u.dtype if grid[1] == 1 else torch.float32
+    return torch.zeros(grid[1], *u.shape, dtype=dtype, device=u.device)
 
 
 def _sum(parts: Tensor, u: Tensor) -> Tensor:
