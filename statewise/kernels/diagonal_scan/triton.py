@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from statewise.kernels.diagonal_scan import pytorch
-from statewise.kernels.gpu import on_device_of
+from statewise.kernels.gpu import on_device_of, options
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.stored import plain
@@ -24,8 +24,12 @@ __all__ = ["backward", "builds", "forward", "refusal", "samples", "trial"]
 
 TIME = 32  # steps of a chunk
 TILES = ((32, 16), (16, 64), (4, 256))  # channels, and states of each
-BACK_TILES = ((32, 16), (8, 64), (2, 256))  # of a state it holds 18 numbers, for 8 forwards
-WARPS = 2
+BACK_TILES = ((32, 16), (8, 64), (2, 256))
+WARPS, BACK_WARPS = (
+    2,
+    4,
+)  # of a state a thread holds 8 numbers forwards, and 18 backwards: with 2 warps some cards spill
+REGISTERS = 255
 
 
 @triton.jit(do_not_specialize=["length", "width", "r", "n", "line"])
@@ -187,7 +191,9 @@ def forward(
     tile, grid, sizes = _launch(TILES, u, A)
     y, after = _parts(u, grid), torch.empty(state.shape, dtype=state.dtype, device=u.device)
     with on_device_of(u):
-        scan[grid](*_given(u, A, B, C, D, state, lengths), y, after, *sizes, **tile, num_warps=WARPS)
+        scan[grid](
+            *_given(u, A, B, C, D, state, lengths), y, after, *sizes, **tile, **options(u.device, WARPS, REGISTERS)
+        )
     return _sum(y, u), after
 
 
@@ -218,7 +224,8 @@ def backward(
     with on_device_of(u):
         scan_backward[grid](
             plain(grad_y), plain(grad_state), *_given(u, A, B, C, D, state, lengths),
-            d_u, d_A, d_B, d_C, d_D, d_state, kept, *sizes, slots, TIME=TIME, **tile, num_warps=WARPS,
+            d_u, d_A, d_B, d_C, d_D, d_state, kept, *sizes, slots, TIME=TIME, **tile,
+            **options(u.device, BACK_WARPS, REGISTERS),
         )  # fmt: skip
     shared = [torch.view_as_complex(m.sum((0, 2))) for m in (d_A, d_B, d_C)]
     return [_sum(d_u, u), *shared, None if D is None else d_D.sum((0, 2)), d_state]
@@ -252,14 +259,15 @@ def builds() -> list[Build]:
     shared = pointers(fp32="A B C state after grad_state d_A d_B d_C d_D d_state kept")
     shared |= numbers(i32="length width r n line slots")
     found = []
-    for kernel, tiles in ((scan, TILES), (scan_backward, BACK_TILES)):
+    for kernel, tiles, warps in ((scan, TILES, WARPS), (scan_backward, BACK_TILES, BACK_WARPS)):
         for (channels, states), narrow, parts in zip(tiles, ("bf16", "fp16", "bf16"), ("bf16", "fp16", "fp32")):
             for u, y, has_all in ((narrow, parts, True), ("fp32", "fp32", False)):
                 every: dict[str, Any] = {**shared, "TIME": TIME, "WIDTH": channels, "STATES": states}
                 every |= {"u": f"*{u}", "grad": f"*{u}", "y": f"*{y}", "d_u": f"*{y}"}
                 every |= {"D": "*fp32" if has_all else None, "lengths": "*i64" if has_all else None}
                 label = f"{channels} x {states}, {u}{'' if has_all else ', no skip, no lengths'}"
-                found.append(Build(kernel, {key: every[key] for key in kernel.arg_names}, WARPS, label=label))
+                arguments = {key: every[key] for key in kernel.arg_names}
+                found.append(Build(kernel, arguments, warps, registers=REGISTERS, label=label))
     return found
 
 
