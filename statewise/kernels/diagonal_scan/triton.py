@@ -154,7 +154,7 @@ def _skip(D, system, mask):
 
 @triton.jit
 def _end(lengths, row, length):
-    """Of a row, in 64 bits."""
+    """Where a row ends, in 64 bits."""
     end = row * 0 + length
     if lengths is not None:
         end = tl.maximum(tl.minimum(tl.load(lengths + row), end), 0)
