@@ -113,9 +113,9 @@ def fitting(draw: Draw, name: str) -> list[Any]:
         grads = [real(w, p, l)]
     elif base == "diagonal_scan":
         ends = torch.full((b,), draw.choice([-5, 0, l // 2, l, 10**6]))
-        given = [real(b, l, w, t), *(number(w, n) / 3 for _ in range(3)), maybe(real(w)), real(b, w, t, n, 2)]
+        given = [stored(b, l, w, t), *(number(w, n) / 3 for _ in range(3)), maybe(real(w)), real(b, w, t, n, 2)]
         given += [maybe(ends)]
-        grads = [real(b, l, w, t), real(b, w, t, n, 2)]
+        grads = [stored(b, l, w, t), real(b, w, t, n, 2)]
     elif base == "linear_scan":
         of = number if flag else real
         given, grads = [of(b, l, w) / 3, of(b, l, w), of(b, w)], [of(b, l, w)]

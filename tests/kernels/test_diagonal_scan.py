@@ -13,6 +13,7 @@ from statewise.kernels.diagonal_scan import diagonal_scan, diagonal_scan_referen
 from statewise.operators.diagonal import DiagonalLTI, DiagonalState
 
 needs_library = pytest.mark.skipif(not native.available(), reason=f"no C kernels: {native.why_not()}")
+WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 
 
@@ -39,7 +40,7 @@ def case(width: int, r: int, n: int, length: int, *, skip: bool = True, ragged: 
 
 def narrow(given: Case) -> Case:
     """float32 and complex64"""
-    dtypes = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+    dtypes = {wide: narrow for narrow, wide in WIDE.items()}
     return tuple(m if m is None else m.to(dtypes.get(m.dtype, m.dtype)) for m in given)  # type: ignore[return-value]
 
 
@@ -80,6 +81,36 @@ def test_empty_conjugate_and_strided_input(path: str) -> None:
         assert torch.equal(after, state)
         y, after = diagonal_scan(u[:0], A, B, C, D, state[:0])
         assert (len(y), len(after)) == (0, 0)
+
+
+@pytest.mark.parametrize("path", ["auto", "torch"])
+@pytest.mark.parametrize("shape", [(0, 10, 6), (3, 0, 6), (3, 10, 0)], ids=str)
+def test_gradients_of_nothing(path: str, shape: tuple[int, int, int]) -> None:
+    batch, length, width = shape
+    u, A, B, C, D, state, _ = narrow(case(width, 1, 3, length))
+    leaves = [m.requires_grad_() for m in (u[:batch], A, B, C, D, state[:batch]) if m is not None]
+    with kernels.use(path):
+        y, after = diagonal_scan(*leaves)
+        found = torch.autograd.grad(y.sum() + after.sum(), leaves)
+    assert [m.shape for m in found] == [m.shape for m in leaves]
+    assert all((m == 0).all() for m in found[1:4])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("path", ["auto", "torch"])
+def test_a_narrower_input_is_widened_and_what_comes_of_it_rounded(path: str, dtype: torch.dtype) -> None:
+    u, *others = narrow(case(6, 2, 3, 10, ragged=True))
+    with kernels.use(path):
+        y, after = diagonal_scan(u.to(dtype), *others)  # type: ignore[arg-type]
+        wide, last = diagonal_scan(u.to(dtype).float(), *others)  # type: ignore[arg-type]
+        assert torch.equal(y, wide.to(dtype))
+        assert torch.equal(after, last)
+        of_u, *rest = gradients((u.to(dtype), *others))  # type: ignore[arg-type]
+    assert of_u.dtype == dtype
+    exact = gradients((u.to(dtype).double(), *[m if m is None else m.to(WIDE.get(m.dtype, m.dtype)) for m in others]))  # type: ignore[arg-type]
+    for one, other in zip((of_u, *rest), exact):
+        bound = 2 * torch.finfo(dtype).eps * float(other.abs().max())
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("path", ["auto", "torch"])

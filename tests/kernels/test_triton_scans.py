@@ -1,4 +1,4 @@
-"""The scans in Triton, under its interpreter: against definitions in float64, cut anywhere, in pieces, expanded."""
+"""The linear scan in Triton, under its interpreter: against its definition in float64, cut, in pieces, expanded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from interpreted import TOLERANCE, compare, long_but, long_interpreted, needs_in
 from torch import Tensor
 
 from statewise.kernels import gpu
-from statewise.kernels.diagonal_scan import diagonal_scan, diagonal_scan_reference
 from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
 
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory", "in_triton")]
@@ -86,19 +85,3 @@ def test_what_is_not_a_number_reaches_no_earlier_step() -> None:
     assert h[:, :20].isfinite().all()
     assert h[:, 20:, 1].isnan().all()
     assert h[:, 20:, [0, 2]].isfinite().all()
-
-
-@pytest.mark.parametrize("shape", [(2, 7, 3, 2, 5), (1, 3, 40, 1, 17), (1, 2, 2, 1, 70), (2, 3, 5, 1, 300)], ids=str)
-@pytest.mark.parametrize("options", [False, True])
-def test_the_diagonal_system(shape: tuple[int, ...], options: bool) -> None:
-    """Its last state is the one at the end of each row, and y is 0 beyond."""
-    batch, length, width, r, n = shape
-    A = torch.polar(torch.rand(width, n, dtype=D), torch.randn(width, n, dtype=D)).to(torch.complex64)
-    B, C = torch.randn(2, width, n, dtype=torch.complex64)
-    u, state = torch.randn(batch, length, width, r), torch.randn(batch, width, r, n, 2)
-    skip = torch.randn(width) if options else None
-    lengths = torch.tensor([length - 1, length + 3][:batch]) if options else None
-    wide = [m.to(Z) for m in (A, B, C)]
-    want = diagonal_scan_reference(u.double(), *wide, None if skip is None else skip.double(), state.double(), lengths)
-    for got, wanted in zip(diagonal_scan(u, A, B, C, skip, state, lengths), want):
-        torch.testing.assert_close(got.double(), wanted, atol=2e-5 * float(wanted.abs().max()), rtol=2e-5)

@@ -20,13 +20,13 @@ _diagonal_scan = register_with_adjoint(
     pytorch,
     definition=diagonal_scan_reference,
     takes={
-        "u": "b l w r: real",
-        **dict.fromkeys("ABC", "w n: pairs u"),
-        "D": "w: as u",
-        "state": "b w r n 2: as u",
+        "u": "b l w r: narrow state",
+        **dict.fromkeys("ABC", "w n: pairs state"),
+        "D": "w: as state",
+        "state": "b w r n 2: real",
         "lengths": "b: int64",
     },
-    gives={"y": "b l w r: as u", "state": "b w r n 2: as u"},
+    gives={"y": "b l w r: as u", "state": "b w r n 2: as state"},
     refusal=lambda u, A, **others: refusal(u, A),
 )
 
@@ -46,8 +46,10 @@ def diagonal_scan(
               state: (batch, width, r, n, 2)   lengths: (batch,) int64, where each row ends: its state is the one there,
               and y is 0 beyond; a length below 0 counts as 0, one above ``length`` as ``length``: they are not checked
               here   ->   y like u, and the state after it
-    Cost:     O(length width r n) with the states in registers; no memory but the outputs.
-    Numerics: step by step in the precision given; a NaN stays in its channel and reaches no earlier step.
+    Cost:     O(length width r n) with the states in registers; no memory but the outputs, and that of u and y
+              in float32 on the CPU if they are narrower.
+    Numerics: step by step in the precision of the state, float32 or float64; u may be bfloat16 or float16 beside
+              float32, and y is rounded to its dtype. A NaN stays in its channel and reaches no earlier step.
     Errors:   InputError for shapes and dtypes that disagree.
     """
     out: tuple[Tensor, Tensor] = _diagonal_scan(u, A, B, C, D, state, lengths)

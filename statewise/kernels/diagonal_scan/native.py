@@ -1,4 +1,7 @@
-"""The diagonal scan in C (diagonal_scan.c): channels in the lanes of vectors, states in registers."""
+"""The diagonal scan in C (diagonal_scan.c): channels in the lanes of vectors, states in registers.
+
+A narrower u is widened before, and its y rounded after.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ BACKWARD_PLANES, BLOCK = 16, 64
 
 def refusal(u: Tensor, A: Tensor) -> str | None:
     """Why C cannot take these; None if it can."""
-    if u.dtype != torch.float32 or A.dtype != torch.complex64:
-        return f"u is {u.dtype} and A {A.dtype}, but it needs float32 and complex64"
+    if u.dtype == torch.float64 or A.dtype != torch.complex64:
+        return f"u is {u.dtype} and A {A.dtype}, but it needs float32 or narrower, and complex64"
     return refusal_of(u=u, A=A)
 
 
@@ -27,14 +30,14 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     batch, length, width, r = u.shape
     n, n_threads = A.shape[1], native.n_threads()
-    y, after = empty(*u.shape, dtype=u.dtype), empty(*state.shape, dtype=state.dtype)
+    y, after = empty(*u.shape, dtype=torch.float32), empty(*state.shape, dtype=state.dtype)
     scratch = torch.empty(n_threads * PLANES * (n + n % STATES) * LANES)
     others = [None if m is None else plain(m) for m in (D, state, lengths)]
     numbers = [torch.view_as_real(plain(m)) for m in (A, B, 2 * C)]
     native.function("diagonal_scan", None, "ppppppppppllllll")(
-        *(plain(u), *numbers, *others, y, after, scratch, batch, length, width * r, r, n, n_threads)
+        *(plain(u.float()), *numbers, *others, y, after, scratch, batch, length, width * r, r, n, n_threads)
     )
-    return y, after
+    return y.to(u.dtype), after
 
 
 def backward(
@@ -51,15 +54,15 @@ def backward(
     """The gradients of u, A, B, C, D and the state."""
     batch, length, width, r = u.shape
     n, n_threads = A.shape[1], native.n_threads()
-    du, d_state = empty(*u.shape, dtype=u.dtype), empty(*state.shape, dtype=state.dtype)
+    du, d_state = empty(*u.shape, dtype=torch.float32), empty(*state.shape, dtype=state.dtype)
     dA, dB, dC = (torch.empty(batch, width, r, n, 2) for _ in "ABC")
     dD = torch.empty(batch, width, r)
     scratch = torch.empty(n_threads * (BACKWARD_PLANES + 2 * -(-length // BLOCK)) * n * LANES)
     others = [None if m is None else plain(m) for m in (D, state, lengths)]
     numbers = [torch.view_as_real(plain(m)) for m in (A, B, 2 * C)]
     native.function("diagonal_scan_backward", None, "ppppppppppppppppllllll")(
-        *(plain(grad_y), plain(grad_state), plain(u), *numbers, *others),
+        *(plain(grad_y.float()), plain(grad_state), plain(u.float()), *numbers, *others),
         *(du, dA, dB, dC, dD, d_state, scratch, batch, length, width * r, r, n, n_threads),
     )
     dA, dB, dC = (torch.view_as_complex(m.sum((0, 2))) for m in (dA, dB, 2 * dC))
-    return du, dA, dB, dC, None if D is None else dD.sum((0, 2)), d_state
+    return du.to(u.dtype), dA, dB, dC, None if D is None else dD.sum((0, 2)), d_state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from statewise.kernels.adjoint import gradients_inside
@@ -13,4 +14,6 @@ forward = diagonal_scan_reference
 
 
 def backward(grad_y: Tensor, grad_state: Tensor, *given: Any) -> list[Tensor | None]:
+    # an empty one may have any strides, and PyTorch then cannot see pairs in it
+    grad_state = grad_state.clone(memory_format=torch.contiguous_format)
     return gradients_inside(diagonal_scan_reference, given, (grad_y, grad_state))[:6]
