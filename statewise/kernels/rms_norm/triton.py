@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from statewise.kernels.gpu import on_device_of
+from statewise.kernels.gpu import on_device_of, options
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.triton_vectors import are_eighths, eighths
 from statewise.kernels.rms_norm import pytorch
@@ -43,7 +43,7 @@ TILES = (
     Tile(1, 8192, 16, True),
     Tile(1, 4096, 8, False),
 )
-_WIDEST_GATED = 4096
+_ONE_BY_ONE = Tile(1, 2048, 8, False)
 
 
 @triton.jit
@@ -209,18 +209,30 @@ def _silu(m):
     return m * tl.sigmoid(m)
 
 
-def tiles_of(gate: int) -> tuple[Tile, ...]:
-    """A gate's gradients need so many registers that those of the widest whole group would spill."""
-    return TILES if gate == NO_GATE else tuple(tile for tile in TILES if tile.width <= _WIDEST_GATED)
+def tiles_of(gate: int, narrow: bool, whole_vectors: bool) -> tuple[Tile, ...]:
+    """The last is for wider groups. A gate's gradients, and numbers that come one by one or have 32 bits (not
+    ``narrow``), need so many registers that the widest whole groups would spill."""
+    if gate == NO_GATE and narrow and whole_vectors:
+        return TILES
+    widest = 4096 if gate == NO_GATE or whole_vectors else 2048
+    whole = tuple(tile for tile in TILES if tile.whole and tile.width <= widest)
+    return *whole, TILES[-1] if whole_vectors else _ONE_BY_ONE
 
 
-def tile_for(width: int, gate: int) -> Tile:
-    return next((tile for tile in tiles_of(gate) if width <= tile.width), TILES[-1])
+def tile_for(width: int, gate: int, dtype: torch.dtype, whole_vectors: bool) -> Tile:
+    tiles = tiles_of(gate, dtype.itemsize == 2, whole_vectors)
+    return next((tile for tile in tiles if width <= tile.width), tiles[-1])
 
 
 def _warps_back(tile: Tile, gate: int) -> int:
     """A gate's gradients are much arithmetic, for which twice the warps have half of the registers' contents each."""
     return tile.warps if gate == NO_GATE else 2 * tile.warps
+
+
+def _limit(warps: int, whole_vectors: bool) -> int | None:
+    """Registers of a thread at most. Numbers that come one by one may have all there are; without a limit the assembler
+    spills some of theirs to have fewer."""
+    return None if whole_vectors else min(255, 2048 // warps)
 
 
 def refusal(x: Tensor, weight: Tensor, eps: float) -> str | None:
@@ -245,13 +257,14 @@ def normed(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, gates = plain_rows(x), None if z is None else plain_rows(z)
     width = rows.shape[1] // n_groups
-    tile = tile_for(width, gate)
     strides = (rows.stride(0), 0 if gates is None else gates.stride(0))
+    are_whole = are_eighths(width, *strides)
+    tile = tile_for(width, gate, x.dtype, are_whole)
     with on_device_of(x):
         norm_forward[(triton.cdiv(rows.shape[0], tile.rows), n_groups)](
             rows, gates, weight.contiguous(), y, rows.shape[0], *strides, width, 1 / width, eps,
-            GATE=gate, EIGHTHS=are_eighths(width, *strides), WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
-            num_warps=tile.warps,
+            GATE=gate, EIGHTHS=are_whole, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
+            **options(x.device, tile.warps, _limit(tile.warps, are_whole)),
         )  # fmt: skip
     return y
 
@@ -264,18 +277,19 @@ def gradients(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dz = None if z is None else torch.empty(z.shape, dtype=z.dtype, device=z.device)
     n_rows, width = rows.shape[0], rows.shape[1] // n_groups
-    tile = tile_for(width, gate)
+    strides = (slope.stride(0), rows.stride(0), 0 if gates is None else gates.stride(0))
+    are_whole = are_eighths(width, *strides)
+    tile = tile_for(width, gate, x.dtype, are_whole)
     warps = _warps_back(tile, gate)
     tiles = triton.cdiv(triton.cdiv(n_rows, tile.rows), max(1, _SHARES * 8 // warps))
     shares = triton.cdiv(n_rows, tile.rows * tiles)
     make = torch.empty if tile.whole else torch.zeros
     partial = make(shares, rows.shape[1], dtype=torch.float32, device=x.device)
-    strides = (slope.stride(0), rows.stride(0), 0 if gates is None else gates.stride(0))
     with on_device_of(x):
         norm_backward[(shares, n_groups)](
             slope, rows, gates, weight.contiguous(), dx, dz, partial, n_rows, *strides, width, tiles, 1 / width, eps,
-            GATE=gate, EIGHTHS=are_eighths(width, *strides), WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
-            num_warps=warps,
+            GATE=gate, EIGHTHS=are_whole, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
+            **options(x.device, warps, _limit(warps, are_whole)),
         )  # fmt: skip
     return dx, dz, partial.sum(0)
 
@@ -299,12 +313,13 @@ def builds_with(gate: int) -> list[Build]:
         }
         given |= dict.fromkeys(("z", "dz"), f"*{kind}" if gate else None)
         given |= numbers(i32="n_rows x_stride z_stride grad_stride width tiles", fp32="inverse eps")
-        for tile in tiles_of(gate):
+        for tile in tiles_of(gate, kind == "bf16", whole_vectors):
             given |= {"WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
             label = f"{kind}, {GATES[gate]}{tile.rows} x {tile.width}{'' if tile.whole else ' of more'}"
             label += "" if whole_vectors else ", any size"
             for kernel, warps in ((norm_forward, tile.warps), (norm_backward, _warps_back(tile, gate))):
-                found.append(Build(kernel, {key: given[key] for key in kernel.arg_names}, warps, label=label))
+                own = {key: given[key] for key in kernel.arg_names}
+                found.append(Build(kernel, own, warps, registers=_limit(warps, whole_vectors), label=label))
     return found
 
 
