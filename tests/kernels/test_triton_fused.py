@@ -29,10 +29,13 @@ OWN = {
     **{name: CASES[name] for name in SHARED},
     "convolution, several programs": convolution(1, 20, 130, 3, packed=True, silu=True, bias=True),
     "norm, wider than a block": norm(3, 1100),
+    "norm, odd, wider than a program": norm(3, 4101),
+    "norm, whole vectors, wider than most": norm(3, 5000),
     "norm, several shares": norm(30, 37),
     "loss, a row of several blocks": loss(4, 3, 20000, "mean"),
     "loss, a whole row": loss(3, 3, 1000, "mean"),
     "gated norm, groups wider than a block": gated(3, 2200, n_groups=2, norm_before_gate=False),
+    "gated norm, odd, wider than a program": gated(3, 2049, n_groups=1, norm_before_gate=False),
     "gated norm, norm first, wider than a block": gated(3, 1025, n_groups=1, norm_before_gate=True),
 }
 

@@ -229,10 +229,10 @@ def _warps_back(tile: Tile, gate: int) -> int:
     return tile.warps if gate == NO_GATE else 2 * tile.warps
 
 
-def _limit(warps: int, whole_vectors: bool) -> int | None:
-    """Registers of a thread at most. Numbers that come one by one may have all there are; without a limit the assembler
-    spills some of theirs to have fewer."""
-    return None if whole_vectors else min(255, 2048 // warps)
+def _limit(warps: int, narrow: bool, whole_vectors: bool) -> int | None:
+    """Registers of a thread at most. Numbers that come one by one or have 32 bits may have all there are; without a
+    limit the assembler spills some of theirs to have fewer."""
+    return None if narrow and whole_vectors else min(255, 2048 // warps)
 
 
 def refusal(x: Tensor, weight: Tensor, eps: float) -> str | None:
@@ -264,7 +264,7 @@ def normed(
         norm_forward[(triton.cdiv(rows.shape[0], tile.rows), n_groups)](
             rows, gates, weight.contiguous(), y, rows.shape[0], *strides, width, 1 / width, eps,
             GATE=gate, EIGHTHS=are_whole, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
-            **options(x.device, tile.warps, _limit(tile.warps, are_whole)),
+            **options(x.device, tile.warps, _limit(tile.warps, x.dtype.itemsize == 2, are_whole)),
         )  # fmt: skip
     return y
 
@@ -289,7 +289,7 @@ def gradients(
         norm_backward[(shares, n_groups)](
             slope, rows, gates, weight.contiguous(), dx, dz, partial, n_rows, *strides, width, tiles, 1 / width, eps,
             GATE=gate, EIGHTHS=are_whole, WHOLE=tile.whole, ROWS=tile.rows, WIDTH=tile.width,
-            **options(x.device, warps, _limit(warps, are_whole)),
+            **options(x.device, warps, _limit(warps, x.dtype.itemsize == 2, are_whole)),
         )  # fmt: skip
     return dx, dz, partial.sum(0)
 
@@ -319,7 +319,8 @@ def builds_with(gate: int) -> list[Build]:
             label += "" if whole_vectors else ", any size"
             for kernel, warps in ((norm_forward, tile.warps), (norm_backward, _warps_back(tile, gate))):
                 own = {key: given[key] for key in kernel.arg_names}
-                found.append(Build(kernel, own, warps, registers=_limit(warps, whole_vectors), label=label))
+                limit = _limit(warps, kind == "bf16", whole_vectors)
+                found.append(Build(kernel, own, warps, registers=limit, label=label))
     return found
 
 
