@@ -40,7 +40,7 @@ def explain_stepping(model: LanguageModel) -> Stepping:
     device = model.embedding.weight.device
     if device.type == "cuda":
         unused = {"C": f"the model is on {device}"}
-        reason = _not_asked(device) or why_not_recorded(model)
+        reason = _not_asked() or why_not_recorded(model)
         if reason is not None:
             return Stepping(
                 "PyTorch", "each kernel of a step is launched from Python", {**unused, "CUDA graph": reason}
@@ -57,11 +57,14 @@ def explain_stepping(model: LanguageModel) -> Stepping:
     return Stepping("C", text, {**unused, "PyTorch": "several times slower"})
 
 
-def _not_asked(device: torch.device) -> str | None:
-    """Why no graph is recorded on this card, whatever the model: as our kernels, where they were timed."""
-    if kernels.gpu.asked_on(device):
-        return None
-    return 'not yet timed on such a card; kernels.use("triton") asks for it'
+def _not_asked() -> str | None:
+    """Why no graph is recorded on this card, whatever the model."""
+    asked = kernels.backend.backend()
+    if asked in ("c", "torch"):
+        return f'kernels.use or STATEWISE_KERNELS chose "{asked}"'
+    if asked == "auto" and torch.version.hip is not None:
+        return 'not yet tried on a card of AMD\'s; kernels.use("triton") asks for it'
+    return None
 
 
 def stepping(
@@ -80,7 +83,7 @@ def stepping(
     def by_model(reader: LanguageModel, reading: Reading) -> Step:
         if weights is not None:
             reader = with_weights(model, str(weights), len(reading.logits))
-        wanted = device.type == "cuda" and n_tokens > WORTH_RECORDING and len(reading.logits) and not _not_asked(device)
+        wanted = device.type == "cuda" and n_tokens > WORTH_RECORDING and len(reading.logits) and not _not_asked()
         if wanted and why_not_recorded(reader) is None:
             return partial(extend_by_one, StaticRun(reader, reading.state))
         return partial(extend, reader)

@@ -190,6 +190,16 @@ def test_explain_says_how_tokens_are_read() -> None:
     assert static.record.__module__ == "statewise.kernels.gpu.graphs"
 
 
+def test_a_step_is_recorded_unless_somebody_asked_for_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend, reason in (("auto", None), ("triton", None), ("torch", 'STATEWISE_KERNELS chose "torch"')):
+        with sw.kernels.use(backend):
+            found = stepping._not_asked()
+            assert found is None if reason is None else reason in str(found)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with sw.kernels.use("auto"):
+        assert "AMD" in str(stepping._not_asked())
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_recorded_step_is_the_models(name: str, recwarn: pytest.WarningsRecorder) -> None:
@@ -213,10 +223,12 @@ def test_a_recorded_step_is_the_models(name: str, recwarn: pytest.WarningsRecord
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_generate_records_a_step(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
     model = build("all in one").to("cuda", dtype)
-    assert sw.explain(model).way == ("CUDA graph" if sw.kernels.gpu.by_default(torch.device("cuda")) else "PyTorch")
-    with sw.kernels.use("triton"):
-        assert sw.explain(model).way == "CUDA graph"
-        assert generated(model, temperature=0)
+    for backend in ("auto", "triton"):
+        with sw.kernels.use(backend):
+            assert sw.explain(model).way == "CUDA graph"
+            assert generated(model, temperature=0)
+    with sw.kernels.use("torch"):
+        assert sw.explain(model).way == "PyTorch"
     fell = [str(w.message) for w in recwarn.list if "CUDA graph" in str(w.message)]
     assert not fell, fell
 

@@ -25,10 +25,8 @@ __all__ = ["backward", "builds", "forward", "refusal", "samples", "trial"]
 TIME = 32  # steps of a chunk
 TILES = ((32, 16), (16, 64), (4, 256))  # channels, and states of each
 BACK_TILES = ((32, 16), (8, 64), (2, 256))
-WARPS, BACK_WARPS = (
-    2,
-    4,
-)  # of a state a thread holds 8 numbers forwards, and 18 backwards: with 2 warps some cards spill
+WARPS = 2
+BACK_WARPS = 4  # a thread holds 18 numbers of a state backwards, and 8 forwards: with 2 warps some cards spill
 REGISTERS = 255
 
 

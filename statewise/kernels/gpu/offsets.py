@@ -4,7 +4,8 @@ What each whole number can be, at least and at most, follows from the lines befo
 number from memory are taken to be no more than ``LARGEST``, a million below 2^31. So constants and the steps of a block
 may be added to one, two may be subtracted, one may be divided. Two are not added, and none is multiplied or shifted,
 unless a division, a remainder or a minimum has made it small: that is what 64 bits are for. What the kernel itself cuts
-to 32 bits (``.to(tl.int32)``, as the coordinates of a descriptor are) is taken at its word.
+to 32 bits (``.to(tl.int32)``, as the coordinates of a descriptor are) is taken at its word, and so is what comes out of
+a float. Sums over a tile (``tl.sum``, ``tl.cumsum``) of whole numbers are not followed: none of our offsets has one.
 """
 
 from __future__ import annotations
@@ -185,11 +186,14 @@ def _either(a: _Number, b: _Number) -> _Number:
 
 def _fitted(number: _Number, kind: str, fault: str | None) -> _Number:
     """Within the whole numbers of its type, and with the fault if it could have been outside and they have 32 bits."""
-    limit = 2**31 if re.search(r"(?:^|[ x])i32>?$", kind) else 2**63
+    match = re.search(r"(?:^|[ x])i(8|16|32)>?$", kind)
+    bits = int(match[1]) if match else 64
+    limit = 2 ** (bits - 1)
     if -limit <= number.low and number.high < limit:
         return number
-    if fault and limit == 2**31:  # said once, and not of all that is computed from it
-        return replace(number, low=-LARGEST, high=LARGEST, faults=number.faults | {fault})
+    if fault and bits < 64:  # said once, and not of all that is computed from it
+        low, high = max(-limit, -LARGEST), min(limit - 1, LARGEST)
+        return replace(number, low=low, high=high, faults=number.faults | {fault.replace("32 bits", f"{bits} bits")})
     return replace(number, low=max(-limit, number.low), high=min(limit - 1, number.high))
 
 

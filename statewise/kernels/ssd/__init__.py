@@ -84,10 +84,10 @@ def ssd(
               differences of sums that are kept more exact than the dtype, so that a mild decay is as right after a
               strong one as alone. A log_a below -1000 counts as -1000, whose exponential is 0 likewise; -inf forgets
               all that came before, and its gradient is 0. A NaN or infinity in x stays in its row and head and, in
-              C, in its segment, and earlier steps are what they are without it; in PyTorch it spoils its whole chunk
-              and what comes after it, other segments too: masks multiply by zero. In gradients both spoil the chunk.
-              In C, the same bits on every run and for any number of threads. Second derivatives go through the
-              plain definition.
+              C, in its segment, and earlier steps are what they are without it; in PyTorch and Triton it spoils its
+              whole chunk and what comes after it, other segments too: masks multiply by zero. In gradients all spoil
+              the chunk. In C, the same bits on every run and for any number of threads. Second derivatives go through
+              the plain definition.
     Errors:   InputError if the shapes disagree or the numbers are not real floating-point ones; the message gives them.
     Source:   Dao & Gu 2024, arXiv:2405.21060, sec. 6 and listing 1.
     """

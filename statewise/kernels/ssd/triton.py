@@ -204,22 +204,24 @@ def _kept(x: Tensor) -> torch.dtype:
 
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
-    for p, n in ((20, 24), (32, 48)):  # any sizes, and multiples of 16
+    for p, n in ((20, 24), (32, 48), (16, 144)):  # any sizes; multiples of 16, in one block of states and in several
         given = _small_sample(device, p, n)
         narrow = {name: getattr(given, name).bfloat16() for name in ("x", "B", "C")}
         found += [(given,), (given._replace(**narrow, dt=None, D=None, segments=None),)]
+    if device.type == "cuda":  # so few sequences that they are cut into pieces
+        pieces = _large_sample(device, 128, (1, 4096, 2))
+        found += [(pieces,), (pieces._replace(**{name: getattr(pieces, name).float() for name in ("x", "B", "C")}),)]
     if has_descriptors(device):  # each of these is machine code of its own
         for n in (*TILED, 192, 256):
             large = _large_sample(device, n)
             found += [(large,), (large._replace(dt=None, D=None, segments=None),)]
-        found.append((_large_sample(device, 128, (1, 4096, 2)),))  # so few sequences that they are cut into pieces
     return found
 
 
 def _small_sample(device: torch.device, p: int, n: int) -> Arguments:
     b, length, h, g = 1, 70, 4, 2
     x = torch.linspace(-2, 3, b * length * h * p, device=device).sin().view(b, length, h, p)
-    keys = x.flatten(2)[..., : g * n].reshape(b, length, g, n)
+    keys = torch.linspace(-2, 3, b * length * g * n, device=device).mul(7).sin().view(b, length, g, n)
     log_a, state = -x[..., 0].abs(), torch.linspace(-1, 1, b * h * p * n, device=device).view(b, h, p, n)
     ids = (torch.arange(length, device=device) // 31).expand(b, length)
     return Arguments(x, log_a, keys, keys.cos(), state, x[..., 1].abs(), x[0, 0, :, 0], ids, 64)
