@@ -184,7 +184,7 @@ def test_layers_of_16_bits_reach_it(config: sw.S4Config | sw.S4DConfig) -> None:
         y = layer(x)[0]
         want = [y, *torch.autograd.grad(y.float().square().sum(), [x, *layer.parameters()])]
     for a, b in zip(got, want):
-        torch.testing.assert_close(a, b, atol=3e-2 * float(b.detach().abs().max()), rtol=3e-2)
+        torch.testing.assert_close(a, b, atol=5e-2 * float(b.detach().abs().max()), rtol=3e-2)  # both round
     with pytest.raises(AssertionError, match="not in Triton"):
         config.build(8)(x.detach().float())
 
