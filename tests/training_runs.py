@@ -97,6 +97,11 @@ def curve(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if kind in (None, line["kind"])]
 
 
+def steps_of(folder: Path) -> list[int]:
+    """The steps that the checkpoints of a run were saved at."""
+    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").iterdir())
+
+
 def weights(run: Path, step: int) -> bytes:
     """The file of a run's checkpoint."""
     return (run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()

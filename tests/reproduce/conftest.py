@@ -17,3 +17,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [" ".join(WORDS[i] for i in order[k : k + 10]) + ".\n" for k in range(0, len(order), 10)]
     path.write_text("".join(lines))
     return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STATEWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

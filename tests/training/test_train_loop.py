@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from training_runs import Recorder, curve, small_model, small_run, train_config, with_train
+from training_runs import Recorder, curve, small_model, small_run, steps_of, train_config, with_train
 
 import statewise as sw
 from statewise.data.batches import Batches
@@ -19,18 +19,12 @@ from statewise.errors import ConfigError, DataError
 from statewise.evaluate.text.perplexity import evaluate_split
 from statewise.mixers.attention import AttentionConfig
 from statewise.training import RunConfig, read_run, train_run
-from statewise.training import loop as loop_module
-from statewise.training.ranks import Ranks
 from statewise.training.report import Reporter
 from statewise.training.tasks import language as language_module
 
 
 def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in curve(folder, "train")]
-
-
-def steps_of(folder: Path) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").iterdir())
 
 
 def test_it_learns_and_says_so(tmp_path: Path) -> None:
@@ -226,59 +220,6 @@ def test_on_cuda(tmp_path: Path, carry_state: bool) -> None:
     assert train_run(longer, tmp_path / "b", resume=True).step == 6
 
 
-class Clock:
-    """Time passes only where a test says so: a second each time somebody looks."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-def test_minutes_alone_drive_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module.time, "monotonic", Clock().monotonic)
-    config = small_run(tmp_path, minutes=1.0, lr=0.01, min_ratio=0.0, warmup=0.5, evaluate_minutes=0.25)
-    result = train_run(config, tmp_path / "run")
-    lines = curve(tmp_path / "run", "train")
-    assert 60 <= result.seconds < 70
-    rates = [line["lr"] for line in lines]
-    peak = rates.index(max(rates))
-    assert 0.3 < peak / len(rates) < 0.7
-    assert rates[:peak] == sorted(rates[:peak])
-    assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert rates[-1] < 0.001
-    assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
-    again = train_run(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
-    assert 120 <= again.seconds < 130  # the first minute counted
-
-
-def test_minutes_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the budget nor the looks, the rates and the seconds of a run hang on what else the machine does."""
-    monkeypatch.setattr(loop_module.time, "process_time", Clock().monotonic)
-    config = small_run(tmp_path, minutes=1.0, clock="processor", evaluate_minutes=0.25)
-    result = train_run(config, tmp_path / "run")
-    assert 60 <= result.seconds < 70
-    assert 4 <= len(curve(tmp_path / "run", "evaluation")) <= 5
-    again = train_run(with_train(config, minutes=2.0), tmp_path / "run", resume=True)
-    assert 120 <= again.seconds < 130
-
-
-def test_minutes_of_the_processor_are_for_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "arrange", lambda *_: torch.device("meta"))
-    with pytest.raises(ConfigError, match=r"train\.budget\.clock=processor .* the run is on meta"):
-        train_run(small_run(tmp_path, minutes=1.0, clock="processor"), tmp_path / "run")
-
-
-def test_steps_drive_the_schedule_where_both_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module.time, "monotonic", Clock().monotonic)
-    config = small_run(tmp_path, minutes=0.25, steps=100, lr=0.01, warmup=0.0)
-    result = train_run(config, tmp_path / "run")
-    assert result.step < 20
-    assert curve(tmp_path / "run", "train")[-1]["lr"] > 0.009
-
-
 def test_saving_and_keeping(tmp_path: Path) -> None:
     train_run(small_run(tmp_path, steps=7, save_every=2, keep_best=False), tmp_path / "a")
     assert steps_of(tmp_path / "a") == [6, 7]
@@ -306,14 +247,6 @@ def test_the_best_is_saved_when_it_is_found_and_kept(tmp_path: Path, monkeypatch
 
     assert checkpoints.resolve(tmp_path / "run", "best").name == "step-00000004"
     assert checkpoints.resolve(tmp_path / "run", "latest").name == "step-00000010"
-
-
-def test_by_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module.time, "monotonic", Clock().monotonic)
-    train_run(small_run(tmp_path, steps=12, save_minutes=0.1, keep_last=9, keep_best=False), tmp_path / "run")
-    found = steps_of(tmp_path / "run")
-    assert 3 <= len(found) <= 5
-    assert found[-1] == 12
 
 
 def test_without_a_validation_split(tmp_path: Path) -> None:
