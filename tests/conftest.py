@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 # Before torch is imported anywhere: the workers of pytest-xdist are the parallelism.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,10 +22,12 @@ hypothesis.settings.load_profile("statewise")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--every", type=int, default=1, metavar="N", help="of each test's cases every Nth, at least one")
     parser.addoption("--browser", action="store_true", help="also run the tests in Chromium, as make browser does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_every(config.getoption("--every"), config, items)
     cuda = torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
@@ -33,6 +36,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs Chromium; run with --browser"))
         if item.get_closest_marker("cuda") and not cuda:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def _keep_every(n: int, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of each test every nth, from one on that its name picks, so that tests of the same cases together
+    run all of them. A test has at least one, and the same ones each time."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    kept = {id(item) for name, found in cases.items() for item in found[crc32(name.encode()) % min(n, len(found)) :: n]}
+    dropped = [item for item in items if id(item) not in kept]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if id(item) in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

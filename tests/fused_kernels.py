@@ -99,7 +99,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "convolution, no step": convolution(2, 0, 5, 4, packed=True, silu=True, bias=True),
     "convolution, no row": convolution(0, 3, 5, 4, packed=False, silu=True, bias=True),
     "convolution, seven taps": convolution(3, 70, 19, 7, packed=True, silu=True, bias=True),
-    "convolution, more taps than steps": convolution(2, 5, 40, 9, packed=False, silu=False, bias=True),
+    "convolution, more taps than steps": convolution(2, 5, 40, 8, packed=False, silu=False, bias=True),
     "convolution, one tap": convolution(2, 5, 17, 1, packed=True, silu=False, bias=True),
     "convolution, several chunks": convolution(1, 130, 1030, 4, packed=True, silu=True, bias=True),
     "norm": norm(2, 9, 40),

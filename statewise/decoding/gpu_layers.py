@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from statewise.kernels import gpu
 from statewise.kernels.exact import is_exact
-from statewise.kernels.step import DTYPES
+from statewise.kernels.step import DTYPES, MULTIPLE
 from statewise.kernels.step.pytorch import IntegerMatrix, Layer, Norm, Shift
 from statewise.mixers.gated_norm import GatedRMSNorm
 from statewise.mixers.mamba2 import Mamba2, Mamba2State
@@ -134,7 +134,7 @@ def by_kernels(model: LanguageModel, state: LanguageModelState) -> Step | None:
         and model.config.logit_scale == 1.0
         and _is_read(model.head.weight)
         and model.head.weight.is_contiguous()
-        and model.head.weight.shape[1] <= kernels.MAX_K
+        and kernels.holds(model.head.weight.shape[1])
     )
     return Step(model, with_kernels, head)
 
@@ -154,17 +154,21 @@ def has_kernels(block: Block, state: Any) -> bool:
     given, kernels = mixer.config, gpu.module("step")
     published = (
         given.norm
+        and type(mixer.norm) is GatedRMSNorm
         and not given.norm_before_gate
         and not given.bidirectional
         and given.head_pattern == "multi_value"
         and given.projection_scales is None
         and config.branch_scale == 1.0
         and given.n_taps <= kernels.MAX_TAPS
-        and max(mixer.d_model, mixer.d_inner) <= kernels.MAX_K
+        and kernels.holds(mixer.d_model)
+        and kernels.holds(mixer.d_inner, mixer.norm.n_groups)
+        and given.d_state <= kernels.MAX_STATES
+        and given.d_state % MULTIPLE == 0
     )
     plain = all(type(part) is Linear for part in (mixer.in_proj, mixer.out_proj))  # no adapters
     plain = plain and _is_read(mixer.in_proj.weight, mixer.out_proj.weight)
-    if not (published and plain and type(mixer.norm) is GatedRMSNorm and isinstance(state, Mamba2State)):
+    if not (published and plain and isinstance(state, Mamba2State)):
         return False
     dtype = mixer.in_proj.weight.dtype
     full = (*mixer.dynamics.parameters(), state.convolution.inputs, state.ssm.h)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from statewise.kernels.gpu import canary
 from statewise.kernels.linear_scan import linear_scan, linear_scan_reference
 from statewise.kernels.selective_scan import selective_scan, selective_scan_reference
 from statewise.kernels.ssd import ssd, ssd_reference
+from statewise.kernels.step import pytorch
 
 pytestmark = needs_interpreter
 CPU = torch.device("cpu")
@@ -58,7 +60,21 @@ MUTANTS = {  # the file, and what is written instead of what
     "a turn that runs the wrong way": ("diagonal_scan/triton", "a * g_im - a_im * g", "a * g_im + a_im * g"),
     "a chunk from the state of another": ("diagonal_scan/triton", "chunks - 1 - back) * slot", "chunks - 1) * slot"),
     "a sum that forgets other nodes": ("cauchy/triton_kernels", "plain -= re", "plain = -re"),
+    "a dropped decay of the adjoint": ("selective_scan/triton_adjoint", "flow = g * a", "flow = g"),
+    "a gate that is lost": ("rms_norm/triton", "out = out * gate\n", "out = 1.0 * out\n"),
+    "a gate without its gradient": ("rms_norm/triton", "d_gate = du * loaded[0].to(tl.float32)", "d_gate = du"),
+    "a dropped decay of the step": ("step/triton_kernels", "after = a * before +", "after = before +"),
+    "a state that is not moved on": ("step/triton_kernels", "tl.load(follows, mask=real", "tl.load(place, mask=real"),
+    "a nibble whose zero is lost": ("step/triton_kernels", "bits & 15, 8)", "bits & 15, 7)"),
+    "a dropped decay of a piece": ("ssd/triton_kernels", "h = h * tl.load(decay", "h = h + 0.0 * tl.load(decay"),
+    "a piece from the end of another": (
+        "linear_scan/triton",
+        "tl.store(starts + at, state,",
+        "tl.store(starts + at, 0 * state,",
+    ),
 }
+OF_THE_GATE = ("a gate that is lost", "a gate without its gradient")
+IN_PIECES = {"a dropped decay of a piece": "_LEAST_CHUNKS", "a piece from the end of another": "_LEAST_BLOCKS"}
 
 
 def wrong(name: str, folder: Path) -> ModuleType:
@@ -74,6 +90,24 @@ def wrong(name: str, folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+OF_CASES = {
+    "short_convolution": ("convolution, trailing axis, packed",),
+    "rms_norm": ("norm, odd",),
+    "gated_rms_norm": ("gated norm, groups", "gated norm, norm first"),
+}
+
+
+def a_step(path: Any) -> list[Tensor]:
+    """A state that goes on, and a product of integers behind a norm."""
+    torch.manual_seed(0)
+    projected, inputs, h = torch.randn(2, 4 + 8 + 2), torch.randn(2, 1, 8), torch.randn(2, 2, 2, 2)
+    layer = pytorch.Layer(torch.randn(8, 2), torch.randn(8), *torch.randn(3, 2), 1, (0.0, 9.0))
+    u = path.mamba2_step(projected, inputs, h, layer)
+    weight = pytorch.pack(torch.randint(-8, 8, (3, 16), dtype=torch.int8), torch.rand(3, 1).bfloat16(), 4)
+    x, norm, shift = torch.randn(2, 16), pytorch.Norm(torch.randn(16), 1e-5), pytorch.Shift(inputs, projected, 4)
+    return [u, h, path.norm_matvec(x, norm, weight, shift=shift, out=torch.empty(2, 3)), inputs]
 
 
 def law(kernel: str) -> None:
@@ -106,17 +140,20 @@ def law(kernel: str) -> None:
         A, B, C = (torch.view_as_complex(m) for m in (A, B, C))
         inputs = [m.requires_grad_() for m in (u, A / (1 + A.abs()), B, C, D, state)]
         compare(diagonal_scan, lambda *m: diagonal_scan_reference(*m, None), inputs, 1e-5)
+    elif kernel == "step":
+        for got, want in zip(a_step(gpu.module("step")), a_step(pytorch)):
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
     elif kernel == "fft_convolution":
         u, K = (9 * torch.randn(2, 30, 2)).bfloat16().requires_grad_(), torch.randn(2, 9, requires_grad=True)
         compare(fft_convolution, fft_convolution_reference, [u, K], 3e-3)
     else:
-        name = {"short_convolution": "convolution, trailing axis, packed", "rms_norm": "norm, odd"}[kernel]
-        fast, definition, inputs = CASES[name](torch.float32)
-        compare(fast, definition, inputs, 2e-5)
+        for name in OF_CASES[kernel]:
+            fast, definition, inputs = CASES[name](torch.float32)
+            compare(fast, definition, inputs, 2e-5)
 
 
 @functools.cache
-def passes_as_it_is(kernel: str) -> None:
+def passes_as_it_is(kernel: str, in_pieces: bool) -> None:
     with kernels.use("triton"):
         law(kernel)
         assert canary.check(kernel, CPU) is None
@@ -129,14 +166,20 @@ LONG = ("a document that remembers the one before", "a decay that counts its own
 def test_a_wrong_kernel_is_caught_by_the_laws_and_by_the_canary(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = MUTANTS[name][0].split("/")[0]
+    room = MUTANTS[name][0].split("/")[0]
+    kernel = "gated_rms_norm" if name in OF_THE_GATE else room
     mutant = wrong(name, tmp_path)
-    passes_as_it_is(kernel)
+    if name in IN_PIECES:
+        monkeypatch.setattr(gpu, "processors", lambda device: 64)
+        monkeypatch.setattr(gpu.module(kernel), IN_PIECES[name], 1)
+    monkeypatch.setattr(gpu.module("step"), "_PROGRAMS", 1)  # each takes an interpreter milliseconds
+    passes_as_it_is(kernel, name in IN_PIECES)
     with kernels.use("triton"):
-        launches = gpu.module(kernel)
+        launches = gpu.module(room)
         for key, value in vars(mutant).items():
-            if type(value).__name__ == "InterpretedFunction" and hasattr(launches, key):
-                monkeypatch.setattr(launches, key, value)
+            for where in (launches, getattr(launches, "kernels", None)):
+                if type(value).__name__ == "InterpretedFunction" and hasattr(where, key):
+                    monkeypatch.setattr(where, key, value)
         reason = canary.check(kernel, CPU)
         assert reason is not None
         assert "is off by" in reason

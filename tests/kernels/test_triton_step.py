@@ -26,13 +26,13 @@ from statewise.models.quantised import is_quantised
 pytestmark = [needs_interpreter, pytest.mark.usefixtures("poisoned_memory")]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY = 11
-PLAIN = sw.Mamba2Config(d_head=16, d_state=24)
+PLAIN = sw.Mamba2Config(d_head=16, d_state=48)
 ATTENTION = sw.AttentionConfig(n_heads=2)
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "one layer": ((PLAIN,), {}),
-    "two layers, odd heads": ((sw.Mamba2Config(d_head=20, d_state=16, n_heads=3),) * 2, {}),
+    "two layers, odd heads": ((sw.Mamba2Config(d_head=20, d_state=16, n_heads=4),) * 2, {}),
     "groups": ((sw.Mamba2Config(d_head=16, d_state=16, n_heads=4, n_groups=2),), {}),
-    "groups of the norm alone": ((sw.Mamba2Config(d_head=16, d_state=16, n_heads=3, norm_groups=4),), {}),
+    "groups of the norm alone": ((sw.Mamba2Config(d_head=16, d_state=16, n_heads=4, norm_groups=4),), {}),
     "biases of projections, none of taps": ((sw.Mamba2Config(d_head=16, bias=True, convolution_bias=False),), {}),
     "limits, two taps": ((sw.Mamba2Config(d_head=16, d_state=16, dt_limit=(0.01, 0.05), n_taps=2),), {}),
     "one tap": ((sw.Mamba2Config(d_head=16, d_state=16, n_taps=1),), {}),
@@ -52,7 +52,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu.module("step"), "_PROGRAMS", 1)
 
 
-def build(name: str, dtype: torch.dtype = torch.float32, d_model: int = 24) -> sw.LanguageModel:
+def build(name: str, dtype: torch.dtype = torch.float32, d_model: int = 32) -> sw.LanguageModel:
     torch.manual_seed(0)
     layers, options = CASES[name]
     config = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=d_model, layers=layers, embedding_std=1.0, **options)
@@ -113,13 +113,13 @@ def test_steps_by_kernels_are_the_models(name: str, dtype: torch.dtype, batch: i
     assert run.passing_state().position.equal(state.position)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", long_but([1], [1, 3]))
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("name", long_but(INTEGERS[:1], INTEGERS))
 @torch.inference_mode()
 def test_steps_with_integers_are_the_rounded_models(name: str, weights: str, batch: int) -> None:
     """Layers with kernels of a step, and those of which only the products have one."""
-    model = build(name, d_model=40)
+    model = build(name, d_model=48)
     want = dequantised(model, weights)
     with kernels.use("torch"):
         state = warm(want, batch)
@@ -184,7 +184,7 @@ def test_other_layers_and_numbers_go_by_their_modules() -> None:
     model = build("one layer")
     for other in ({"norm": False}, {"norm_before_gate": True}, {"head_pattern": "multi_head"}):
         mixer = sw.Mamba2Config(d_head=16, d_state=16, **other)
-        layer = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=24, layers=(mixer,)).build().to(DEVICE).eval()
+        layer = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=32, layers=(mixer,)).build().to(DEVICE).eval()
         with kernels.use("triton"):
             assert by_kernels(layer, layer.initial_state(1)) is None
     for way, batch in (("torch", 1), ("triton", 9), ("triton", 0)):
@@ -194,6 +194,18 @@ def test_other_layers_and_numbers_go_by_their_modules() -> None:
         assert by_kernels(model, model.initial_state(8)) is not None
         assert by_kernels(model.double(), model.initial_state(1)) is None
     assert by_kernels(build("one layer"), model.initial_state(1)) is None
+
+
+@torch.inference_mode()
+def test_sizes_that_16_does_not_divide_go_by_the_modules() -> None:
+    """Nor do more states or taps than a program holds."""
+    parts: dict[str, Any] = {"d_head": 16, "d_state": 16, "n_heads": 3}
+    others: tuple[dict[str, Any], ...] = ({"d_head": 20}, {"norm_groups": 4}, {"d_state": 24}, {"d_state": 272})
+    for d_model, other in ((24, {}), *((32, other) for other in (*others, {"n_taps": 5}))):
+        layers = (sw.Mamba2Config(**{**parts, **other}),)
+        model = sw.LanguageModelConfig(vocab_size=VOCABULARY, d_model=d_model, layers=layers).build().to(DEVICE).eval()
+        with kernels.use("triton"):
+            assert by_kernels(model, model.initial_state(1)) is None
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8", "int4"])

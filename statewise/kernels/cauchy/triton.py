@@ -113,7 +113,10 @@ def samples(device: torch.device) -> list[tuple[Any, ...]]:
     real = torch.linspace(-2, 3, w * k * n, device=device).sin().view(w, k, n)
     v, poles = torch.complex(real, real.cos()), torch.complex(-real[:, 0].abs() - 0.5, real[:, 1] * 9)
     nodes = torch.complex(torch.linspace(0, 1, m, device=device), torch.linspace(-9, 9, m, device=device))
-    return [(v, nodes.unsqueeze(0), poles), (v[:, :2], torch.stack([nodes, nodes * 0.9]), poles)]
+    found = [(v, nodes.unsqueeze(0), poles), (v[:, :2], torch.stack([nodes, nodes * 0.9]), poles)]
+    if device.type == "cuda":  # so many nodes that they are summed in pieces
+        found.append((v[:, :2], nodes.repeat(-(-2 * _LEAST_BLOCKS * BACK.nodes // m)).unsqueeze(0), poles))
+    return found
 
 
 def trial(path: Any, v: Tensor, z: Tensor, Lambda: Tensor) -> list[Tensor]:

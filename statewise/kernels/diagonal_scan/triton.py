@@ -7,6 +7,7 @@ split over programs, and the parts of y and of u's gradient are summed, in their
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -253,17 +254,19 @@ def _sum(parts: Tensor, u: Tensor) -> Tensor:
 
 
 def builds() -> list[Build]:
-    """Each tile with what may be None and without, u in each dtype; parts of more states than a tile's are float32."""
+    """Each tile with all that may be None, u in each dtype; parts of more states than the last tile's are float32."""
     shared = pointers(fp32="A B C state after grad_state d_A d_B d_C d_D d_state kept")
     shared |= numbers(i32="length width r n line slots")
     found = []
     for kernel, tiles, warps in ((scan, TILES, WARPS), (scan_backward, BACK_TILES, BACK_WARPS)):
-        for (channels, states), narrow, parts in zip(tiles, ("bf16", "fp16", "bf16"), ("bf16", "fp16", "fp32")):
-            for u, y, has_all in ((narrow, parts, True), ("fp32", "fp32", False)):
+        for channels, states in tiles:
+            for u, y in itertools.product(("bf16", "fp16", "fp32"), repeat=2):
+                if u != y and (y != "fp32" or states < tiles[-1][1]):
+                    continue
                 every: dict[str, Any] = {**shared, "TIME": TIME, "WIDTH": channels, "STATES": states}
                 every |= {"u": f"*{u}", "grad": f"*{u}", "y": f"*{y}", "d_u": f"*{y}"}
-                every |= {"D": "*fp32" if has_all else None, "lengths": "*i64" if has_all else None}
-                label = f"{channels} x {states}, {u}{'' if has_all else ', no skip, no lengths'}"
+                every |= pointers(fp32="D", i64="lengths")
+                label = f"{channels} x {states}, {u}{'' if u == y else ', parts'}"
                 arguments = {key: every[key] for key in kernel.arg_names}
                 found.append(Build(kernel, arguments, warps, registers=REGISTERS, label=label))
     return found

@@ -7,6 +7,7 @@ once, or twice where it is too long for registers, and written once.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ def rows(logits: Tensor, targets: Tensor, coefficients: Tensor | None) -> Tensor
 
 def builds() -> list[Build]:
     found = []
-    for kind, eighths in (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False)):
+    for kind, eighths in itertools.product(("bf16", "fp16", "fp32"), (True, False)):
         given = {**pointers(fp32="losses", i64="targets"), **numbers(i32="n vocab", i64="none"), "logits": f"*{kind}"}
         for tile in TILES:
             fixed: dict[str, Any] = {"EIGHTHS": eighths, "WHOLE": tile.whole, "ROWS": tile.rows, "LOGITS": tile.logits}

@@ -224,8 +224,8 @@ def _run(
     starts = None if back else h0
     with on_device_of(b):
         if n_pieces > 1:
-            shape = (3, rows * n_pieces, width, 2 if is_complex else 1)
-            ends, decays, carried = torch.empty(shape, dtype=torch.float32, device=b.device)
+            shape = (rows * n_pieces, width, 2 if is_complex else 1)
+            ends, decays, carried = (torch.empty(shape, dtype=torch.float32, device=b.device) for _ in range(3))
             grid = (rows * n_pieces, programs)
             scan[grid](factors, b, h, h0, None, da, out, ends, decays, *sizes, ENDS=True, **fixed)
             chain_pieces[(rows, programs)](
@@ -249,28 +249,38 @@ def _run(
 def builds() -> list[Build]:
     sizes = numbers(i32="length width line a_row a_step n_pieces blocks")
     found = []
-    for kind, is_complex in (("bf16", False), ("fp32", False), ("fp32", True)):
+    for kind, is_complex in (("bf16", False), ("fp16", False), ("fp32", False), ("fp32", True)):
         long, channels = f"*{kind}", COMPLEX_WIDTH if is_complex else WIDTH
-        for back, ends in ((False, False), (True, False), (False, True), (True, True)):
+        chained = {"first": long, **pointers(fp32="ends decays starts"), **numbers(i32="width line n_pieces")}
+        fixed = {"COMPLEX": is_complex, "WIDTH": channels}
+        called = f"{kind}{', complex' if is_complex else ''}"
+        found.append(Build(chain_pieces, {**chained, **fixed}, WARPS, label=called))
+        for back, ends, starts in dict.fromkeys(
+            (
+                *((False, False, long), (False, False, "*fp32"), (True, False, "*fp32")),
+                *((False, True, None), (True, True, None)),
+            )
+        ):
             given: dict[str, Any] = {**dict.fromkeys(("a", "b", "h", "h0", "da", "out", "last"), long), **sizes}
-            given |= {"starts": None if ends else "*fp32", "decays": "*fp32" if ends else None}
+            given |= {"starts": starts, "decays": "*fp32" if ends else None}
             given |= {"BACK": back, "COMPLEX": is_complex, "ENDS": ends, "TIME": TIME, "WIDTH": channels}
             if ends:
                 given["last"] = "*fp32"
-            label = f"{kind}, {'complex, ' if is_complex else ''}{'back' if back else 'ahead'}"
-            label += ", ends" if ends else ""
+            label = f"{called}, {'back' if back else 'ahead'}{', ends' if ends else ''}"
+            label += ", a piece" if starts == "*fp32" != long and not back else ""
             found.append(Build(scan, given, WARPS, label=label))
-    for is_complex, channels in ((False, WIDTH), (True, COMPLEX_WIDTH)):
-        chained = {**pointers(fp32="first ends decays starts"), **numbers(i32="width line n_pieces")}
-        fixed = {"COMPLEX": is_complex, "WIDTH": channels}
-        found.append(Build(chain_pieces, {**chained, **fixed}, WARPS, label="complex" if is_complex else ""))
     return found
 
 
 def samples(device: torch.device) -> list[tuple[Any, ...]]:
     b = torch.linspace(-2, 3, 2 * 34 * 66, device=device).sin().view(2, 34, 66)
     a = b.mul(1.7).cos()
-    return [(a, b, b[:, 3]), (torch.complex(a, b) * 0.7, torch.complex(b, a), torch.complex(a, b)[:, 3])]
+    found = [(a, b, b[:, 3]), (torch.complex(a, b) * 0.7, torch.complex(b, a), torch.complex(a, b)[:, 3])]
+    if device.type == "cuda":  # one long row, which is cut into pieces
+        long = torch.linspace(-2, 3, 2 * TIME * _LEAST_BLOCKS * 3, device=device).mul(9).sin().view(1, -1, 3)
+        decays = torch.complex(long.mul(1.7).cos(), long) * 0.7
+        found += [(decays.real, long, long[:, 3]), (decays, torch.complex(long, long.cos()), decays[:, 3])]
+    return found
 
 
 def trial(path: Any, a: Tensor, b: Tensor, h0: Tensor) -> list[Tensor]:

@@ -297,9 +297,8 @@ def gradients(
 GATES = ("", "gate first, ", "gate last, ")
 
 
-# Kinds of numbers, and whether rows are whole vectors of eight, of the launches that the gate compiles. Float16 is
-# loaded and stored as bfloat16 is
-_BUILT = (("bf16", True), ("bf16", False), ("fp32", True), ("fp32", False))
+# Kinds of numbers, and whether rows are whole vectors of eight
+_BUILT = tuple((kind, whole_vectors) for kind in ("bf16", "fp16", "fp32") for whole_vectors in (True, False))
 
 
 def builds_with(gate: int) -> list[Build]:
@@ -313,13 +312,13 @@ def builds_with(gate: int) -> list[Build]:
         }
         given |= dict.fromkeys(("z", "dz"), f"*{kind}" if gate else None)
         given |= numbers(i32="n_rows x_stride z_stride grad_stride width tiles", fp32="inverse eps")
-        for tile in tiles_of(gate, kind == "bf16", whole_vectors):
+        for tile in tiles_of(gate, kind != "fp32", whole_vectors):
             given |= {"WHOLE": tile.whole, "ROWS": tile.rows, "WIDTH": tile.width}
             label = f"{kind}, {GATES[gate]}{tile.rows} x {tile.width}{'' if tile.whole else ' of more'}"
             label += "" if whole_vectors else ", any size"
             for kernel, warps in ((norm_forward, tile.warps), (norm_backward, _warps_back(tile, gate))):
                 own = {key: given[key] for key in kernel.arg_names}
-                limit = _limit(warps, kind == "bf16", whole_vectors)
+                limit = _limit(warps, kind != "fp32", whole_vectors)
                 found.append(Build(kernel, own, warps, registers=limit, label=label))
     return found
 

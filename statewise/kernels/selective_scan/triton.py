@@ -5,15 +5,16 @@ Forwards one launch, backwards another; the sums over rows and over the programs
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
 
-from statewise.kernels.gpu import HOPPER, is_nvidia, on_device_of, options, power_of_two
+from statewise.kernels.gpu import HOPPER, is_nvidia, on_device_of, options
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.selective_scan import pytorch
@@ -24,18 +25,32 @@ from statewise.kernels.stored import plain_steps
 
 REGISTERS = 255
 CHUNK = 32  # steps, as the operator keeps states
-# By the most states of a channel that they are for: the tile of a program, channels times states, or one channel; its
-# most channels; its warps; and the steps before they are needed that numbers are asked for. More states have the last
-AHEAD = {32: (128, 32, 1, 8), 256: (256, 32, 1, 4), 4096: (1024, 1, 4, 2)}
-AHEAD_PADDED = {**AHEAD, 32: (128, 32, 1, 4)}  # of more registers: other than 2^k states
-BACK = {32: (128, 32, 1, 2), 256: (256, 32, 1, 1), 4096: (1024, 1, 4, 1)}
-# On Hopper, where it spills nothing, with half as many partial sums: not exact, 2^k states, and groups of channels
-BACK_WIDE = {**BACK, 32: (256, 32, 1, 2)}
+
+
+class Tile(NamedTuple):
+    """Of a program the channels, the states of each, its warps, and how many steps before they are needed numbers are
+    asked for."""
+
+    channels: int
+    states: int
+    warps: int
+    steps: int
+
+
+# Mamba's 16 states, forwards and backwards; and backwards on Hopper, where it spills nothing, with half as many partial
+# sums, unless a step is exact, or has masks or a group of its own for each channel
+AHEAD, BACK, BACK_WIDE = Tile(8, 16, 1, 8), Tile(8, 16, 1, 2), Tile(16, 16, 1, 2)
+# Other numbers of states, which are padded to those of the first tile that holds them: masks take registers
+AHEAD_ANY = (Tile(8, 16, 1, 4), Tile(4, 64, 1, 2), Tile(1, 256, 1, 2), Tile(1, 1024, 4, 1))
+BACK_ANY = (Tile(8, 16, 1, 1), Tile(2, 64, 1, 1), Tile(1, 256, 2, 1), Tile(1, 1024, 8, 1))
+MOST_STATES = BACK_ANY[-1].states
 
 
 def refusal(given: Arguments) -> str | None:
     if given.is_complex:
         return "its states are complex"
+    if given.A.shape[1] > MOST_STATES:
+        return f"a channel has {given.A.shape[1]:,} states, and the kernel takes {MOST_STATES:,} at most"
     return None
 
 
@@ -44,15 +59,16 @@ def forward(given: Arguments, y: Tensor, state: Tensor, checkpoints: Tensor, chu
     if not y.numel() or not state.numel():
         return pytorch.forward(given, y, state, checkpoints, chunk_length)
     n = state.shape[2]
+    tile = AHEAD if n == AHEAD.states else _tile(AHEAD_ANY, n)
     given = _prepared(given)
     kept = checkpoints if checkpoints.shape[1] else None
-    tile, warps = _tile(AHEAD if n == given.A.shape[1] else AHEAD_PADDED, given, chunk_length)
-    programs, sizes = _sizes(given, tile)
-    last = state if tile["N"] == n else given.h0.new_empty(given.h0.shape)
+    fixed = _fixed(tile, given, chunk_length)
+    programs, sizes = _sizes(given, fixed)
+    last = state if tile.states == n else given.h0.new_empty(given.h0.shape)
     with on_device_of(y):
         scan_forward[(y.shape[0], programs)](
             *given[:10], y, last, kept, *sizes, *_strides(given.u, given.dt, given.gate),
-            **tile, **options(y.device, warps, REGISTERS),
+            **fixed, **options(y.device, tile.warps, REGISTERS),
         )  # fmt: skip
     if last is not state:
         state.copy_(last[..., :n])
@@ -66,13 +82,12 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
     shapes, n = given.numbers, given.A.shape[1]
     given = _prepared(given)
     slope = plain_steps(grad_y)
-    heavy = given.exact or given.B.shape[2] == given.u.shape[2] or n != given.A.shape[1]
-    wide = not heavy and is_nvidia(given.u.device, HOPPER)
-    tile, warps = _tile(BACK_WIDE if wide else BACK, given, chunk_length)
-    programs, sizes = _sizes(given, tile)
+    tile = _back_tile(given, n)
+    fixed = _fixed(tile, given, chunk_length)
+    programs, sizes = _sizes(given, fixed)
     b, _, d = given.u.shape
     device = given.u.device
-    shares = 1 if tile["OWN"] else programs // given.B.shape[2]
+    shares = 1 if fixed["OWN"] else programs // given.B.shape[2]
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=device)
@@ -81,7 +96,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
         None if m is None else torch.empty(m.shape, dtype=m.dtype, device=device)
         for m in (given.u, given.dt, given.gate)
     )
-    keys = (shares, *given.B.shape[:3], tile["N"])
+    keys = (shares, *given.B.shape[:3], tile.states)
     d_A, d_B, d_C, d_h0 = (
         room(*given.h0.shape),
         room(*keys),
@@ -89,12 +104,12 @@ def backward(grad_y: Tensor, grad_state: Tensor, checkpoints: Tensor, given: Arg
         room(*given.h0.shape),
     )
     d_D, d_bias = room(b, d), room(b, d)
-    begun = room(b, chunk_length // tile["STEPS"] + tile["STEPS"], *given.A.shape)
+    begun = room(b, chunk_length // fixed["STEPS"] + fixed["STEPS"], *given.A.shape)
     with on_device_of(slope):
         scan_backward[(b, programs)](
             slope, _padded(grad_state), checkpoints, *given[:5], *given[6:10],
             d_u, d_dt, d_A, d_B, d_C, d_h0, d_D, d_gate, d_bias, begun, *sizes, b,
-            *_strides(slope, given.u, given.dt, given.gate), **tile, **options(device, warps, REGISTERS),
+            *_strides(slope, given.u, given.dt, given.gate), **fixed, **options(device, tile.warps, REGISTERS),
         )  # fmt: skip
     found = (
         d_u,
@@ -125,25 +140,30 @@ def _prepared(given: Arguments) -> Arguments:
 
 
 def _padded(m: Tensor, value: float = 0.0) -> Tensor:
-    """As many states as the next power of two, so that threads read them in fours."""
+    """As many states as a tile has, so that threads read them in fours."""
     n = m.shape[-1]
-    return functional.pad(m, (0, power_of_two(n) - n), value=value).contiguous()
+    return functional.pad(m, (0, _tile(BACK_ANY, n).states - n), value=value).contiguous()
 
 
-def _tile(configurations: dict[int, tuple[int, int, int, int]], given: Arguments, chunk: int) -> tuple[Any, int]:
-    """What a kernel is compiled for, and its warps."""
+def _tile(tiles: tuple[Tile, ...], n: int) -> Tile:
+    """The first that holds n states."""
+    return next(tile for tile in tiles if n <= tile.states)
+
+
+def _back_tile(given: Arguments, n: int) -> Tile:
+    (_, _, groups, _), d = given.B.shape, given.u.shape[2]
+    if n != BACK.states or (given.exact and groups == d):
+        return _tile(BACK_ANY, n)
+    heavy = given.exact or groups == d or given.segments is not None or (d // groups) % BACK_WIDE.channels
+    return BACK_WIDE if not heavy and is_nvidia(given.u.device, HOPPER) else BACK
+
+
+def _fixed(tile: Tile, given: Arguments, chunk: int) -> dict[str, Any]:
+    """What a kernel is compiled for."""
     (_, _, groups, n), d = given.B.shape, given.u.shape[2]
-    found = _configuration(configurations, n)
-    tile, widest, warps, steps = found
-    states = power_of_two(n)
-    width = min(widest, max(1, tile // states))
     fixed = {"n": n, "groups": groups, "SOFTPLUS": given.softplus, "EXACT": given.exact, "OWN": groups == d}
-    fixed["WHOLE"] = (d if groups == d else d // groups) % width == 0
-    return {**fixed, "TIME": chunk, "WIDTH": width, "N": states, "STEPS": math.gcd(steps, chunk)}, warps
-
-
-def _configuration(configurations: dict[int, tuple[int, int, int, int]], n: int) -> tuple[int, int, int, int]:
-    return configurations[next((most for most in configurations if n <= most), max(configurations))]
+    fixed["WHOLE"] = (d if groups == d else d // groups) % tile.channels == 0
+    return {**fixed, "TIME": chunk, "WIDTH": tile.channels, "N": tile.states, "STEPS": math.gcd(tile.steps, chunk)}
 
 
 def _sizes(given: Arguments, tile: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
@@ -159,40 +179,45 @@ def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
 
 
 def builds() -> list[Build]:
-    shared = numbers(i32="length d each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
-    given = {**pointers(bf16="u dt gate", fp32="A B C h0 D dt_bias"), **shared}
+    """Mamba's 16 states as most models have them; then each tile with masks for states and channels and with documents:
+    a group for all and a group each, exact and not."""
     found = []
-    for n, own, exact, segments in (
-        *((16, False, False, None), (16, False, False, "*i64"), (16, True, False, None)),
-        *((16, False, True, "*i64"), (16, True, True, None)),
-        *((13, False, False, "*i64"), (128, False, False, None), (1000, False, False, None)),
-    ):
-        label = f"{n} states, {'a group each' if own else 'groups'}{', exact' if exact else ''}"
-        label += ", packed" if segments else ""
-        fixed: dict[str, Any] = {"segments": segments, "SOFTPLUS": True, "OWN": own, "TIME": CHUNK, "EXACT": exact}
-        fixed |= {"n": n, "groups": 1536 if own else 1, "N": power_of_two(n), "WHOLE": n != 13}
-        outputs = pointers(bf16="y grad d_u d_dt d_gate", fp32="state kept")
-        outputs |= pointers(fp32="grad_state d_A d_B d_C d_h0 d_D d_bias begun")
-        every = {**given, **fixed, **outputs, **numbers(i32="rows grad_row grad_step")}
-        launches: list[tuple[Any, dict[int, tuple[int, int, int, int]], tuple[str, ...] | None]]
-        launches = [(scan_forward, AHEAD_PADDED if n == 13 else AHEAD, None), (scan_backward, BACK, None)]
-        if n == 16 and not (own or exact):
-            launches.append((scan_backward, BACK_WIDE, ("sm_90",)))
-        for kernel, configurations, targets in launches:
-            tile, widest, warps, steps = _configuration(configurations, n)
-            every |= {"WIDTH": min(widest, max(1, tile // fixed["N"])), "STEPS": steps}
-            arguments = {key: every[key] for key in kernel.arg_names}
-            found.append(
-                Build(
-                    kernel,
-                    arguments,
-                    warps,
-                    registers=REGISTERS,
-                    label=label + (", wide" if targets else ""),
-                    targets=targets,
-                )
-            )
+    for kind in ("bf16", "fp32"):
+        found += [_build(scan_forward, AHEAD, 16, kind), _build(scan_backward, BACK, 16, kind)]
+        found.append(_build(scan_backward, BACK_WIDE, 16, kind, targets=("sm_90",)))
+        for own, exact in itertools.product((False, True), repeat=2):
+            options: dict[str, Any] = {"kind": kind, "packed": True, "own": own, "exact": exact}
+            found.append(_build(scan_forward, AHEAD, 16, **options))
+            if not (own and exact):
+                found.append(_build(scan_backward, BACK, 16, **options))
+            found += [_build(scan_forward, tile, tile.states - 3, **options) for tile in AHEAD_ANY]
+            found += [_build(scan_backward, tile, tile.states - 3, **options) for tile in BACK_ANY]
     return found
+
+
+def _build(
+    kernel: Any,
+    tile: Tile,
+    n: int,
+    kind: str,
+    *,
+    own: bool = False,
+    exact: bool = False,
+    packed: bool = False,
+    targets: tuple[str, ...] | None = None,
+) -> Build:
+    """packed: has documents, and channels that fill no tile"""
+    given: dict[str, Any] = pointers(**{kind: "u dt gate y grad d_u d_dt d_gate"})
+    given |= pointers(fp32="A B C h0 D dt_bias state kept grad_state d_A d_B d_C d_h0 d_D d_bias begun")
+    given |= numbers(i32="length d each programs chunks u_row u_step dt_row dt_step gate_row gate_step")
+    given |= numbers(i32="rows grad_row grad_step")
+    given |= {"segments": "*i64" if packed else None, "SOFTPLUS": True, "OWN": own, "EXACT": exact, "WHOLE": not packed}
+    given |= {"n": n, "groups": 1536 if own else 1, "N": tile.states, "WIDTH": tile.channels, "STEPS": tile.steps}
+    given["TIME"] = CHUNK
+    label = f"{kind}, {tile.channels} x {n} states, {'a group each' if own else 'groups'}"
+    label += f"{', exact' if exact else ''}{', packed' if packed else ''}"
+    arguments = {key: given[key] for key in kernel.arg_names}
+    return Build(kernel, arguments, tile.warps, registers=REGISTERS, label=label, targets=targets)
 
 
 def samples(device: torch.device) -> list[tuple[Any, ...]]:

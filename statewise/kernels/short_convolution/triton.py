@@ -26,6 +26,7 @@ from statewise.kernels.stored import plain_steps
 AHEAD = (256, 2, 4)
 BACK = (256, 2, 4)
 _FEW = 4
+MOST_TAPS = 8  # whose inputs a thread holds
 _STEPS = (64, 32, 16)  # of a program: the more, the fewer are read by two, and the fewer sums go to memory
 _PROGRAMS = 1024  # that keep a large card busy: with fewer than these, each has fewer steps
 
@@ -33,6 +34,8 @@ _PROGRAMS = 1024  # that keep a large card busy: with fewer than these, each has
 def refusal(
     x: Tensor, taps: Tensor, history: Tensor, bias: Tensor | None, segments: Tensor | None, silu: bool
 ) -> str | None:
+    if taps.shape[1] > MOST_TAPS:
+        return f"it has {taps.shape[1]} taps, and the kernel takes {MOST_TAPS} at most"
     return None
 
 
@@ -108,9 +111,13 @@ def builds() -> list[Build]:
     found = []
     for kind, taps, segments, silu, eighths in (
         ("bf16", 4, None, True, True),
-        *((kind, 4, "*i64", True, eighths) for kind in ("bf16", "fp32") for eighths in (True, False)),
+        *(
+            (kind, taps, "*i64", True, eighths)
+            for kind in ("bf16", "fp16", "fp32")
+            for taps in (_FEW, MOST_TAPS)
+            for eighths in (True, False)
+        ),
         *(("bf16", taps, "*i64", False, False) for taps in (1, 2, 3)),
-        *((kind, 9, "*i64", True, False) for kind in ("bf16", "fp32")),
     ):
         given: dict[str, Any] = {
             **pointers(**{kind: "x y grad dx"}),

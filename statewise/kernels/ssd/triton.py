@@ -72,7 +72,7 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     each = triton.cdiv(chunks, n_pieces)
     n_pieces = triton.cdiv(chunks, each)
     sizes = (b, length, h, h // layout.g, p, layout.n, n_pieces, each, *layout.strides)
-    fixed: dict[str, Any] = {"PRODUCT": product(x), "WHOLE": blocks == 1, **tile.fixed()}
+    fixed: dict[str, Any] = {"PRODUCT": product(x), **tile.fixed()}
     fixed |= options(x.device, tile.warps, REGISTERS)
     grid = (b * h * n_pieces, programs, blocks)
     start, (u, B, C) = layout.h0, layout.tiles(tile)
@@ -81,15 +81,17 @@ def forward(given: Arguments) -> tuple[Tensor, Tensor]:
     out = _described(parts, tile, tile.p) if tile.tiled and blocks == 1 else parts
     with on_device_of(x):
         if n_pieces > 1:
-            ends, start = torch.empty(2, b * h * n_pieces, p, layout.n, dtype=torch.float32, device=x.device)
+            shape = (b * h * n_pieces, p, layout.n)
+            ends, start = (torch.empty(shape, dtype=torch.float32, device=x.device) for _ in range(2))
             decay = torch.empty(b * h * n_pieces, dtype=torch.float32, device=x.device)
-            sweep[grid](*inputs, None, None, None, _states(ends, tile), decay, *sizes, ENDS=True, **fixed)
+            sweep[grid](*inputs, None, None, None, _states(ends, tile), decay, *sizes, ENDS=True, WHOLE=True, **fixed)
             chain_pieces[(b * h, triton.cdiv(p * layout.n, CHAINED))](
                 layout.h0, ends, decay, start, p * layout.n, n_pieces, BLOCK=CHAINED
             )
         sweep[grid](
-            *inputs, _states(start, tile), layout.D, out, _states(state, tile), None, *sizes, ENDS=False, **fixed
-        )
+            *inputs, _states(start, tile), layout.D, out, _states(state, tile), None, *sizes,
+            ENDS=False, WHOLE=blocks == 1, **fixed,
+        )  # fmt: skip
     return y if blocks == 1 else parts.sum(0).to(x.dtype), state
 
 
@@ -104,7 +106,7 @@ def backward(grad_y: Tensor, grad_state: Tensor, given: Arguments) -> tuple[Tens
     tiles = tiles_of(*layout.inputs, slope)
     tile = tiles.states
     chunks = triton.cdiv(length, tile.q)
-    before, after = torch.empty(2, b, h, chunks, p, n, dtype=_kept(x), device=device)
+    before, after = (torch.empty(b, h, chunks, p, n, dtype=_kept(x), device=device) for _ in range(2))
     dx, d_log_a, dB, dC, dh0 = (torch.empty(m.shape, dtype=m.dtype, device=device) for m in given[:5])
     d_dt = None if given.dt is None else torch.empty(given.dt.shape, dtype=torch.float32, device=device)
     dD = None if given.D is None else torch.empty(b, h, chunks, dtype=torch.float32, device=device)

@@ -131,7 +131,7 @@ def _nibbles(
                 scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) * inverse + eps)
                 a, b = a * scale * low_g, b * scale * high_g
             else:
-                of_a, of_b = low // group_width, high // group_width
+                of_a, of_b = column // group_width, (column + half) // group_width  # in 64 bits a call each
                 a_scale, b_scale = tl.zeros((K,), tl.float32), tl.zeros((K,), tl.float32)
                 for i in range(GROUPS):
                     squares = tl.sum(tl.where(of_a == i, a * a, 0.0), 0) + tl.sum(tl.where(of_b == i, b * b, 0.0), 0)
