@@ -67,7 +67,7 @@ demo: $(VENV)/.installed
 	$(BIN)/statewise generate "$$run" --prompt 'import ' --echo --max-new-tokens 200 --temperature 0.7 --seed 2
 
 # Neighbours stay with one worker, which makes once what the tests of a file share.
-# EVERY=3: of each test's cases every third, as continuous integration runs them
+# EVERY=3: of each test's cases one in three, as continuous integration runs them
 EVERY ?= 1
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 15 --every $(EVERY) tests statewise

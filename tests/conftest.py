@@ -22,12 +22,13 @@ hypothesis.settings.load_profile("statewise")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
-    parser.addoption("--every", type=int, default=1, metavar="N", help="of each test's cases every Nth, at least one")
+    parser.addoption("--every", type=int, default=1, metavar="N", help="of each test's cases one in N, at least one")
     parser.addoption("--browser", action="store_true", help="also run the tests in Chromium, as make browser does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _keep_every(config.getoption("--every"), config, items)
+    if config.getoption("--every") > 1:
+        _keep_every(config.getoption("--every"), config, items)
     cuda = torch.cuda.is_available()
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
@@ -39,16 +40,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_every(n: int, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of each test every nth, from one on that its name picks, so that tests of the same cases together
-    run all of them. A test has at least one, and the same ones each time."""
+    """Of each test's cases about one in n, as their names pick them, and at least one of those that run here: the same
+    ones each time, and of each parameter all values if there are many cases."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.split("[")[0], []).append(item)
-    kept = {id(item) for name, found in cases.items() for item in found[crc32(name.encode()) % min(n, len(found)) :: n]}
-    dropped = [item for item in items if id(item) not in kept]
+        if not any(item.get_closest_marker(mark) for mark in ("slow", "browser", "cuda")):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    least = {id(min(found, key=_number)) for found in cases.values()}
+    dropped = [
+        item
+        for item in items
+        if item.nodeid.split("[")[0] in cases and _number(item) % n != 0 and id(item) not in least
+    ]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if id(item) in kept]
+        gone = {id(item) for item in dropped}
+        items[:] = [item for item in items if id(item) not in gone]
+
+
+def _number(item: pytest.Item) -> int:
+    return crc32(item.nodeid.encode())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -102,8 +102,8 @@ OF_CASES = {
 def a_step(path: Any) -> list[Tensor]:
     """A state that goes on, and a product of integers behind a norm."""
     torch.manual_seed(0)
-    projected, inputs, h = torch.randn(2, 4 + 8 + 2), torch.randn(2, 1, 8), torch.randn(2, 2, 2, 2)
-    layer = pytorch.Layer(torch.randn(8, 2), torch.randn(8), *torch.randn(3, 2), 1, (0.0, 9.0))
+    projected, inputs, h = torch.randn(2, 4 + 8 + 2), torch.randn(2, 2, 8), torch.randn(2, 2, 2, 2)
+    layer = pytorch.Layer(torch.randn(8, 3), torch.randn(8), *torch.randn(3, 2), 1, (0.0, 9.0))
     u = path.mamba2_step(projected, inputs, h, layer)
     weight = pytorch.pack(torch.randint(-8, 8, (3, 16), dtype=torch.int8), torch.rand(3, 1).bfloat16(), 4)
     x, norm, shift = torch.randn(2, 16), pytorch.Norm(torch.randn(16), 1e-5), pytorch.Shift(inputs, projected, 4)

@@ -1,32 +1,34 @@
-"""`--every N` runs a part of each test's cases: at least one, and together with all of them each once."""
+"""`--every N` runs a part of each test's cases: at least one of those that run here."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from zlib import crc32
 
 import pytest
 
 
-def kept(conftest: Any, n: int, names: list[str]) -> list[str]:
+def kept(conftest: Any, n: int, cases: dict[str, str | None]) -> list[str]:
+    """Of cases by their name, with what they are marked with."""
     dropped: list[Any] = []
     config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items)))
-    items = [SimpleNamespace(nodeid=name) for name in names]
+    items = [
+        SimpleNamespace(nodeid=name, get_closest_marker=lambda asked, mark=mark: mark == asked)
+        for name, mark in cases.items()
+    ]
     conftest._keep_every(n, config, items)
-    assert len(items) + len(dropped) == len(names)
+    assert len(items) + len(dropped) == len(cases)
     return [item.nodeid for item in items]
 
 
 def test_every(pytestconfig: pytest.Config) -> None:
-    plugins = pytestconfig.pluginmanager.get_plugins()
-    conftest = next(plugin for plugin in plugins if hasattr(plugin, "_keep_every"))
-    names = [f"test_a.py::test_{k}[{i}]" for k in range(9) for i in range(k)] + ["test_a.py::test_alone"]
-    assert kept(conftest, 1, names) == names
-    found = kept(conftest, 3, names)
-    for k in range(1, 9):
-        each = [name for name in found if name.startswith(f"test_a.py::test_{k}[")]
-        first = crc32(f"test_a.py::test_{k}".encode()) % min(3, k)
-        assert each == [f"test_a.py::test_{k}[{i}]" for i in range(first, k, 3)]
-        assert each
-    assert "test_a.py::test_alone" in found
+    conftest = next(plugin for plugin in pytestconfig.pluginmanager.get_plugins() if hasattr(plugin, "_keep_every"))
+    parameters = [f"{size}-{dtype}" for size in range(30) for dtype in ("full", "half", "wide")]
+    cases: dict[str, str | None] = {f"test_a.py::test_b[{name}]": None for name in parameters}
+    found = kept(conftest, 3, cases)
+    assert 20 <= len(found) <= 40
+    assert all(any(name.endswith(f"{dtype}]") for name in found) for dtype in ("full", "half", "wide"))
+    alone: dict[str, str | None] = {f"test_a.py::test_{k}[x]": None for k in range(20)}
+    assert kept(conftest, 3, alone) == list(alone)
+    mixed: dict[str, str | None] = {f"test_a.py::test_{k}[{mark}]": mark for k in range(9) for mark in ("slow", None)}
+    assert {name for name in kept(conftest, 100, mixed) if "None" in name} == {name for name in mixed if "None" in name}

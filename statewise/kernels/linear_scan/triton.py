@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from statewise.kernels.gpu import on_device_of, pieces
+from statewise.kernels.gpu import on_device_of, options, pieces
 from statewise.kernels.gpu.build import Build, numbers, pointers
 from statewise.kernels.gpu.canary import slope_of
 from statewise.kernels.linear_scan.native import expanded
 from statewise.kernels.stored import plain
 
 TIME, WARPS = 32, 4  # steps of a block, and a program's warps
+REGISTERS = 255  # without a limit the assembler spills some, to have room for more programs
 WIDTH, COMPLEX_WIDTH = 64, 32  # channels of a program
 _LEAST_BLOCKS = 8  # of a piece
 
@@ -220,7 +221,8 @@ def _run(
     each = triton.cdiv(blocks, n_pieces)
     n_pieces = triton.cdiv(blocks, each)
     sizes = (length, width, line, a_row, a_step, n_pieces, each)
-    fixed: dict[str, Any] = {"BACK": back, "COMPLEX": is_complex, "TIME": TIME, "WIDTH": channels, "num_warps": WARPS}
+    fixed: dict[str, Any] = {"BACK": back, "COMPLEX": is_complex, "TIME": TIME, "WIDTH": channels}
+    fixed |= options(b.device, WARPS, REGISTERS)
     starts = None if back else h0
     with on_device_of(b):
         if n_pieces > 1:
@@ -238,7 +240,7 @@ def _run(
                 n_pieces,
                 COMPLEX=is_complex,
                 WIDTH=channels,
-                num_warps=WARPS,
+                **options(b.device, WARPS),
             )
             starts = carried
         scan[(rows * n_pieces, programs)](
@@ -268,7 +270,9 @@ def builds() -> list[Build]:
                 given["last"] = "*fp32"
             label = f"{called}, {'back' if back else 'ahead'}{', ends' if ends else ''}"
             label += ", a piece" if starts == "*fp32" != long and not back else ""
-            found.append(Build(scan, given, WARPS, label=label))
+            for sixteens in ("", "width line a_row a_step"):
+                size = "" if sixteens else ", any size"
+                found.append(Build(scan, given, WARPS, registers=REGISTERS, sixteens=sixteens, label=label + size))
     return found
 
 
