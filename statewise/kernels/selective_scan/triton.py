@@ -28,8 +28,8 @@ CHUNK = 32  # steps, as the operator keeps states
 
 
 class Tile(NamedTuple):
-    """Of a program the channels, the states of each, its warps, and how many steps before they are needed numbers are
-    asked for."""
+    """A program's channels, the states of each, its warps, and how many steps before they are needed numbers are asked
+    for."""
 
     channels: int
     states: int

@@ -77,7 +77,7 @@ def refusal(*given: Any) -> str | None:
 
 
 def holds(k: int, groups: int = 1) -> bool:
-    """Whether a layer's weight with so many columns, behind a norm of so many groups, has a tile."""
+    """Whether a layer's weight with k columns, behind a norm of this many groups, has a tile."""
     return k <= MAX_K and k % (groups * MULTIPLE) == 0
 
 
