@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
+from statewise.kernels import gpu
 from statewise.kernels.gpu.build import Build
 
 
@@ -40,6 +42,8 @@ def recorded(card: Card) -> Iterator[list[Launch]]:
     """Fills with the launches of this block, as they would be on a card; their kernels do not run."""
     from triton.runtime.interpreter import InterpretedFunction
 
+    from statewise.kernels.gpu.triton_products import product
+
     found: list[Launch] = []
 
     def run(self: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -53,24 +57,20 @@ def recorded(card: Card) -> Iterator[list[Launch]]:
         limit = {"maxnreg": registers} if registers and card.capability else {}
         return {"num_warps": warps, "num_stages": stages, **limit}
 
-    instead: dict[str, Callable[..., Any]] = {
-        "options": options,
-        "is_nvidia": lambda device, capability: capability == card.capability,
-        "processors": lambda device: card.processors,
-        "product": lambda m: str(m.dtype).removeprefix("torch."),
+    instead: dict[Any, Any] = {
+        gpu.options: options,
+        gpu.is_nvidia: lambda device, capability: capability == card.capability,
+        gpu.processors: lambda device: card.processors,
+        product: lambda m: str(m.dtype).removeprefix("torch."),
     }
-    was = [(InterpretedFunction, "run", InterpretedFunction.run), (torch.version, "hip", torch.version.hip)]
-    for name, module in list(sys.modules.items()):
-        if name.startswith("statewise.kernels"):
-            was += [(module, key, value) for key in instead if (value := vars(module).get(key)) and callable(value)]
-    was = [(where, key, value) for where, key, value in was if getattr(value, "__name__", key) == key]
-    for where, key, _ in was:
-        setattr(where, key, instead.get(key, run if key == "run" else None if card.capability else "6"))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "run", run)
+        patch.setattr(torch.version, "hip", None if card.capability else "6")
+        for name, module in list(sys.modules.items()):
+            for known in instead if name.startswith("statewise.kernels") else ():
+                if vars(module).get(known.__name__) is known:
+                    patch.setattr(module, known.__name__, instead[known])
         yield found
-    finally:
-        for where, key, value in was:
-            setattr(where, key, value)
 
 
 _TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64"}

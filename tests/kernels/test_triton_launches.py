@@ -99,9 +99,6 @@ def ssds() -> Iterator[Run]:
         x, keys, state = room(b, l, h, p, dtype=dtype), room(b, l, g, n, dtype=dtype), room(b, h, p, n)
         given = SSD(x, room(b, l, h), keys, keys, state, room(b, l, h), room(h), ids(b, l), 64)
         yield lambda x=x, s=state, g=given: (path.forward(g), path.backward(x, s, g))
-        if n == 64:  # rows that begin anywhere
-            odd = room(b, l, h, p + 1, dtype=dtype)[..., :p]
-            yield lambda x=odd, s=state, g=given: (path.forward(g._replace(x=x)), path.backward(x, s, g))
 
 
 def losses() -> Iterator[Run]:
